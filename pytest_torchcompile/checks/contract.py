@@ -89,7 +89,7 @@ def _script_of(run: CellTrial, finding: ContractFinding) -> str:
         return written_script(Shown(
             f"{told.kind}: {told.message}", resolve(entry["factory"], root, where),
             resolve(entry["inputs"], root, where), loss, finding.failing.sequence, settings, run.train, training,
-            finding.without, run.seed, run.cell.dtype, arguments, run.cell.device,
+            finding.without, run.seed, run.cell.dtype, arguments, run.cell.device, told.kind, told.where,
         ))
     except (OSError, TypeError, SyntaxError) as error:
         return f"# no script: the source of the model can't be read ({type(error).__name__}: {error})"

@@ -27,6 +27,7 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies, why_vacuous
 from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording, has_signal
@@ -216,20 +217,48 @@ class _Sides:
         if "autocast" in changes:
             unit = unit_of(getattr(torch, changes["autocast"]))
 
+        @functools.cache
         def expected() -> Reference:
             # Of the module as it was before the call, which has left it as it is now.
             with _as_before(self.eager, before):
                 return reference(self.eager, batch, loss=self.program.loss, train=trains,
                                  seed=self.program.seed + index, tape=tape, unit=unit, draw=False)
 
-        leaves = [("", leaf) for leaf in compare(eager, compiled, expected)]
-        found = find_discrepancies(leaves)
+        leaves, found = self._found(eager, compiled, expected)
+        if found:
+            # Beside a tape, as beside any dispatch mode, torch takes another way in some operators: an LSTM under
+            # autocast in inference mode gives float32 then. What counts is eager as the caller runs it.
+            with _as_before(self.eager, before):
+                plain = self._record(self.eager, None, batch, index, changes, trains, None)
+            leaves, found = [], []
+            if plain.error is None:
+                leaves, found = self._found(plain, compiled, expected)
         if not found:
             self.outcome.mute += not _has_signal(eager) or why_vacuous(leaves) is not None
             return None
         # Wrong numbers before anything else that differs.
         first = min(found, key=lambda each: each.kind in ("stride", "nondeterministic", "rng"))
         return replace(first, evidence="")
+
+
+    def _found(self, eager: Recording, compiled: Recording,
+               expected: Callable[[], Reference]) -> tuple[list[tuple[str, Leaf]], list[Discrepancy]]:
+        """What was compared, and what of it is wrong."""
+        leaves = [("", leaf) for leaf in compare(eager, compiled, expected) if not _is_last_digit(leaf)]
+        found = find_discrepancies(leaves)
+        if self.program.loss is None and all(each.where == "loss" for each in found):
+            # The loss that we make up follows from the outputs, by eager code of ours, and they are right.
+            found = []
+        return leaves, found
+
+
+def _is_last_digit(leaf: Leaf) -> bool:
+    """Whether a float64 leaf is off by a few units of its largest value's last place.
+
+    Nothing more exact is there to hold it against. The noise that we draw knows what each operator rounds, and not what
+    it rounds inside: where an image is sampled, for one.
+    """
+    return leaf.against == "same-precision" and leaf.grain is not None
 
 
 def _has_signal(recording: Recording) -> bool:
@@ -279,7 +308,7 @@ def _copy_values(source: nn.Module, target: nn.Module) -> None:
             if other is None or other.shape != value.shape or other.dtype != value.dtype:
                 continue
             if not same_bits(other.detach(), value.detach()):
-                write_value(*_written_once(other, value))
+                write_value(other, value)
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -289,14 +318,6 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in attribute_tensors(module):
         if is_plain(tensor):
             yield name, tensor
-
-
-def _written_once(tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both without the elements that an expanded tensor has in the same memory as others."""
-    if not is_plain(tensor) or 0 not in tensor.stride():
-        return tensor, value
-    once = tuple(slice(None, 1 if stride == 0 else None) for stride in tensor.stride())
-    return tensor[once], value[once]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -250,7 +251,8 @@ class Hunt:
         factory, inputs = parts_of(worker.source.data)
         settings = {"backend": finding.stage or self.backend}
         shown = Shown(f"{finding.told.kind}: {finding.told.message}", factory, inputs, None,
-                      finding.failing.sequence, settings, without=finding.without)
+                      finding.failing.sequence, settings, without=finding.without, kind=finding.told.kind,
+                      where=finding.told.where)
         try:
             return written_script(shown)
         except (OSError, TypeError) as error:
@@ -295,6 +297,8 @@ def parts_of(data: Mapping[str, Any]) -> tuple[Any, Any]:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} can't be imported")
     module = importlib.util.module_from_spec(spec)
+    # Dynamo looks a class's globals up there, where another file's class inherits from it.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module.model, module.inputs
 

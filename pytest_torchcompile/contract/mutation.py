@@ -30,8 +30,9 @@ Offered = Mapping[str, Iterable[str]]
 """By mutation the choices that a program has, the simplest first."""
 
 NAMES: Final = (
-    "memory_format", "strides", "aliasing", "requires_grad", "frozen", "grad_mode", "autocast", "dtypes",
-    "special_values", "python_values", "module_change", "second_copy", "thread",
+    "memory_format", "strides", "aliasing", "empty_batch", "requires_grad", "frozen", "grad_mode", "autocast",
+    "torch_settings", "backend_options", "dtypes", "special_values", "python_values", "structured_values",
+    "module_change", "inner_autocast", "hooks", "second_copy", "thread",
 )  # fmt: skip
 """All mutations, in the order in which those of one kind are applied, each to what the one before it has left.
 

@@ -1,7 +1,5 @@
 """Planted faults that show only where a caller does something that he may do, and that no plain call does."""
 
-# ruff: noqa: N803 -- dims have capital letters
-
 from __future__ import annotations
 
 import threading
@@ -13,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 
+from pytest_torchcompile.faults.contract_programs import CELL, DROPPED, PROGRAM, ROWS, WEIGHTED
 from pytest_torchcompile.faults.fault_parts import Case, Program, named_backend
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, call
 
@@ -20,24 +19,6 @@ __all__ = ["BROKEN_CONTRACT", "KEPT_CONTRACT"]
 
 Arguments = tuple[Any, ...]
 Condition = Callable[[Arguments], bool]
-
-
-class Images(nn.Module):
-    """A convolution and a linear layer, of two inputs. (B, 4, 6, 6), (B, 4, 6, 6) -> (B, 4, 6, 6)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.mixed = nn.Conv2d(4, 4, 1), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor, y: Tensor, factor: float = 1.0, added: bool = False) -> Any:
-        mixed = torch.tanh(self.mixed(self.stem(x) * factor + y))
-        return mixed + y if added else mixed
-
-
-def pairs(B: int) -> Any:
-    """Two tensors of (B, 4, 6, 6), a number and a flag."""
-    return (torch.randn(B, 4, 6, 6), torch.randn(B, 4, 6, 6)), {"factor": 1.5, "added": True}
-
 
 
 def _wrong_where(condition: Condition) -> Any:
@@ -114,12 +95,68 @@ def _all_zero(arguments: Arguments) -> bool:
     return any(not bool(each.any()) for each in _inputs_in(arguments))
 
 
+def _with_gradients(arguments: Arguments) -> bool:
+    return torch.is_grad_enabled()
+
+
+def _autocast_of_backward_off(arguments: Arguments) -> bool:
+    # Asked where the backend runs, as one asks that reads torch's settings too late.
+    return bool(torch._functorch.config.backward_pass_autocast == "off")
+
+
+def _without_epilogues(arguments: Arguments) -> bool:
+    return not torch._inductor.config.epilogue_fusion
+
+
 def _in_another_thread(arguments: Arguments) -> bool:
     return threading.current_thread() is not threading.main_thread()
 
 
 def _of_three_rows(arguments: Arguments) -> bool:
     return any(each.shape[0] == 3 for each in _inputs_in(arguments) if each.ndim == 4)
+
+
+def _row_for_nothing() -> Any:
+    """A backend whose results have a row where there is none, as one that rounds sizes up."""
+
+    def compile_graph(module: fx.GraphModule, example_inputs: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            first, *others = module(*arguments)
+            if not first.numel():
+                first = torch.cat([first, first.new_zeros(1, *first.shape[1:])])
+            return first, *others
+
+        return run
+
+    return compile_graph
+
+
+def _without_autocast_inside() -> Any:
+    """A backend that drops the autocast which the module enters itself."""
+
+    def compile_graph(module: fx.GraphModule, example_inputs: Any) -> Any:
+        for node in reversed(module.graph.nodes):
+            if node.target in (torch.amp.autocast_mode._exit_autocast, torch.amp.autocast_mode._enter_autocast):
+                module.graph.erase_node(node)
+        module.recompile()
+        return module.forward
+
+    return compile_graph
+
+
+def _without_hooks() -> Any:
+    """A backend that takes the hooks off parameters before it runs, so that nothing clips their gradients."""
+
+    def compile_graph(module: fx.GraphModule, example_inputs: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            for each in arguments:
+                if isinstance(each, nn.Parameter) and each._backward_hooks:
+                    each._backward_hooks.clear()
+            return module(*arguments)
+
+        return run
+
+    return compile_graph
 
 
 def _first_graph_for_ever() -> Any:
@@ -178,20 +215,14 @@ def _wrong_in_evaluation() -> Any:
     return compile_graph
 
 
-class Dropped(Images):
-    """With dropout in training."""
-
-    def forward(self, x: Tensor, y: Tensor, factor: float = 1.0, added: bool = False) -> Any:
-        return nn.functional.dropout(super().forward(x, y, factor, added), 0.25, self.training)
-
-
-PROGRAM: Final = Program(Images, pairs, ({"B": 2},))
 PLAIN: Final = call(B=2)
 
 
-def _broken(name: str, says: str, backend: Callable[[], Any], program: Program = PROGRAM, *history: DrawnCall) -> Case:
+def _broken(name: str, says: str, backend: Callable[[], Any], program: Program = PROGRAM, *history: DrawnCall,
+            kind: str = "value") -> Case:
+    where = {"gradient": "gradient of mixed.weight", "error": "error"}.get(kind, "output")
     # Each Python value is a constant of the graph, so that another one needs another graph.
-    return Case(name, says, program, "value", backend, "output", check="contract", dynamic=False, history=history)
+    return Case(name, says, program, kind, backend, where, check="contract", dynamic=False, history=history)
 
 
 def _where(condition: Condition) -> Callable[[], Any]:
@@ -232,10 +263,29 @@ BROKEN_CONTRACT: Final = (
             PLAIN, _mutated(module_change="load")),
     _broken("weight replaced", "the old one is used", _first_values_for_ever, PROGRAM,
             PLAIN, _mutated(module_change="replace stem.weight")),
+    _broken("batch without rows", "has one", _row_for_nothing, ROWS,
+            PLAIN, DrawnCall((("B", 2),), False, (("empty_batch", "rows 0"),)), kind="shape"),
+    _broken("gradients where nobody wants them", "wrong with them in evaluation", _where(_with_gradients), ROWS,
+            call(B=2, training=False), DrawnCall((("B", 2),), False, (("grad_mode", "enable_grad"),))),
+    _broken("setting of torch's", "wrong under it", _where(_autocast_of_backward_off), PROGRAM,
+            PLAIN, _mutated(torch_settings="torch._functorch.config.backward_pass_autocast=off")),
+    _broken("option of the backend", "wrong under it", _where(_without_epilogues), PROGRAM,
+            PLAIN, _mutated(backend_options="epilogue_fusion=False")),
+    _broken("member of an enum", "stays at its first value", _first_graph_for_ever, WEIGHTED,
+            PLAIN, _mutated(structured_values="member 1")),
+    _broken("field of a dataclass", "stays at its first value", _first_graph_for_ever, WEIGHTED,
+            PLAIN, _mutated(structured_values="field 2.scale")),
+    _broken("autocast inside", "is left out", _without_autocast_inside, ROWS,
+            PLAIN, _mutated(inner_autocast="bfloat16"), kind="dtype"),
+    _broken("hook of a parameter", "does not run", _without_hooks, ROWS,
+            PLAIN, _mutated(hooks="gradient mixed.weight"), kind="gradient"),
+    _broken("backward under the caller's autocast", "torch's own: in which that of an LSTM's cell raises",
+            named_backend("aot_eager"), CELL,
+            PLAIN, _mutated(autocast="bfloat16", inner_autocast="float16"), kind="error"),
     _broken("another thread", "wrong in it", _where(_in_another_thread), PROGRAM, PLAIN, _mutated(thread="other")),
     _broken("second copy", "wrong for it", _wrong_for_another_module, PROGRAM, PLAIN, _mutated(second_copy="copy")),
     _broken("size in a history", "wrong for three rows", _where(_of_three_rows), PROGRAM, PLAIN, call(B=3)),
-    _broken("evaluation after training", "wrong in it", _wrong_in_evaluation, Program(Dropped, pairs, ({"B": 2},)),
+    _broken("evaluation after training", "wrong in it", _wrong_in_evaluation, DROPPED,
             PLAIN, call(B=2, training=False)),
 )
 
@@ -246,9 +296,26 @@ _KEPT_HISTORY: Final = (
     _mutated(second_copy="copy", module_change="replace stem.weight"), call(B=3, training=False),
 )
 
+_KEPT_ROWS: Final = (
+    PLAIN, _mutated(empty_batch="rows 0"), _mutated(hooks="gradient mixed.weight"), _mutated(hooks="forward mixed"),
+    DrawnCall((("B", 2),), False, (("grad_mode", "enable_grad"),)), _mutated(backend_options="epilogue_fusion=False"),
+    _mutated(inner_autocast="float16"),
+)
+_KEPT_CELL: Final = (
+    # With this setting the backward is computed as eager computes it.
+    _mutated(autocast="bfloat16", inner_autocast="float16",
+             torch_settings="torch._functorch.config.backward_pass_autocast=off"),
+)
+_KEPT_WEIGHTED: Final = (PLAIN, _mutated(structured_values="member 1"), _mutated(structured_values="field 2.scale"),
+                         _mutated(structured_values="field 2.added"))
+_KEPT: Final = (
+    ("a module", PROGRAM, _KEPT_HISTORY), ("dropout", DROPPED, _KEPT_HISTORY),
+    ("a layer", ROWS, _KEPT_ROWS), ("Python objects", WEIGHTED, _KEPT_WEIGHTED), ("a cell", CELL, _KEPT_CELL),
+)
+
 KEPT_CONTRACT: Final = tuple(
     Case(f"contract of {model} kept by {backend}", "nothing", program, backend=named_backend(backend), check="contract",
-         history=_KEPT_HISTORY, control=True)
+         dynamic=None, history=history, control=True)
     for backend in ("eager", "aot_eager")
-    for model, program in (("a module", PROGRAM), ("dropout", Program(Dropped, pairs, ({"B": 2},))))
+    for model, program, history in _KEPT
 )

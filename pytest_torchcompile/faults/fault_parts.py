@@ -66,6 +66,8 @@ class Program:
     training: bool = True
     """``model.train()`` or ``model.eval()``; gradients are computed either way."""
     device: str = "cpu"
+    loss: Callable[[Any, Any], Any] | None = None
+    """``loss(output, batch)``; None: the one that ``compare`` makes up."""
     cpu_only: str = ""
     """Why it is not run elsewhere."""
 

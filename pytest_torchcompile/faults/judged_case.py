@@ -157,7 +157,8 @@ def _judge_correct(case: Case, checked: Checked) -> tuple[str, str]:
 
 def _check_by_compare(case: Case) -> Checked:
     config = CompileConfig(enabled=True, backend=case.backend(), dynamic=case.dynamic)
-    comparison = compare(case.program.build_model(), case.program.make_calls(), config, steps=case.steps)
+    comparison = compare(case.program.build_model(), case.program.make_calls(), config, loss=case.program.loss,
+                         steps=case.steps)
     reported = []
     for each in comparison.problems:
         reported.append(ReportedProblem(each.kind, each.where, f"{each.message} {each.evidence}"))
@@ -255,7 +256,7 @@ class Presence:
                 start.restore()
                 if dtype is not None:
                     batch = batch.to(dtype=dtype)
-                recordings.append(record(call_and_keep, model, batch, seed=index))
+                recordings.append(record(call_and_keep, model, batch, loss=self.case.program.loss, seed=index))
         self.overwritten |= any(not same_bits(now.detach(), then) for now, then in returned)
         return recordings
 

@@ -26,7 +26,7 @@ from pytest_torchcompile.faults.fault_parts import (
     swap_operator,
 )
 
-__all__ = ["GRADIENTS"]
+__all__ = ["GRADIENTS", "PENALIZED_CONTROLS"]
 
 B, C_BIAS, X = (24, 24), (6,), (8, 12)
 """Shapes that tell the gradients of a perceptron apart: b.weight, c.bias, the input."""
@@ -228,7 +228,74 @@ def _shift_number(node: fx.Node) -> None:
         node.update_arg(1, 0.7007)
 
 
+def _under_autocast(module: fx.GraphModule) -> Runner:
+    """The backward computes in bfloat16, as if the caller's autocast were around it."""
+    module.recompile()
+    backward = module.forward
+
+    def run_backward(*inputs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            returned = backward(*inputs)
+        return [each.float() if isinstance(each, Tensor) else each for each in returned]
+
+    return run_backward
+
+
+def gradient_penalty(output: Tensor, batch: Any) -> Tensor:
+    """Squares of the output and of its slope: a loss that differentiates twice."""
+    (slope,) = torch.autograd.grad(output.sum(), batch, create_graph=True)
+    penalty: Tensor = output.square().mean() + slope.square().sum()
+    return penalty
+
+
+class _TanhOnce(torch.autograd.Function):
+    """The tangent, and a derivative that is right and a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        slope: Tensor = gradient * (1 - y.detach() ** 2)
+        return slope
+
+
+def _tanh_once(x: Tensor) -> Any:
+    return _TanhOnce.apply(x)  # type: ignore[no-untyped-call]
+
+
+def _differentiable_once() -> Any:
+    """A backend without AOTAutograd, which would refuse a second derivative."""
+
+    def compile_graph(module: fx.GraphModule, example_inputs: Any) -> Any:
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.target is torch.tanh:
+                node.target = _tanh_once
+        module.recompile()
+        return module.forward
+
+    return compile_graph
+
+
+PENALIZED: Final = Program(p.Perceptron, p.rows, loss=gradient_penalty)
+
+PENALIZED_CONTROLS: Final = (
+    Case("gradient penalty", "nothing", PENALIZED, backend=named_backend("eager"), control=True),
+)
+
 GRADIENTS: Final = (
+    # a loss that differentiates twice
+    Case("derivative of a gradient", "the slope of tanh is a constant where the loss differentiates it", PENALIZED,
+         "gradient", _differentiable_once, "weight"),
+    Case("double backward", "torch's own: AOTAutograd refuses what the loss asks for", PENALIZED, "error",
+         named_backend("aot_eager"), upstream="pytorch#91469"),
+    # autocast
+    Case("backward under autocast", "computed in bfloat16, the forward in float32", p.PERCEPTRON, "gradient",
+         partial(Toolkit, backward=_under_autocast), "weight"),
     # one gradient of several
     Case("gradient zero", "one weight never learns", p.PERCEPTRON, "gradient", change_gradient(B, scaled_by(0)),
          "b.weight", alone=True),

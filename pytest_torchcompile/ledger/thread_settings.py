@@ -6,6 +6,7 @@ not raised it there; and nothing says so.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import torch
 
 from pytest_torchcompile.errors import InstrumentError
 
-__all__ = ["CONFIGS", "Settings", "copied_settings", "missed_settings", "own_settings"]
+__all__ = ["CONFIGS", "Settings", "copied_settings", "missed_settings", "own_settings", "set_everywhere"]
 
 CONFIGS: Final = (
     "torch._dynamo.config",
@@ -70,6 +71,29 @@ def missed_settings(elsewhere: Settings) -> Iterator[str]:
             own = here[name].get(key)
             if not _is_equal(own, value):
                 yield f"{name}.{key} is {own!r} here, {value!r} where the observation began"
+
+
+@contextlib.contextmanager
+def set_everywhere(name: str, key: str, value: Any) -> Iterator[None]:
+    """Set a key of a config module for a block, in all threads that have set nothing themselves.
+
+    Autograd compiles the backward of a GPU in a thread of its own, where ``config.patch`` of this thread does not hold.
+    ``torch/utils/_config_module.py: ConfigModule._config`` and its entries' ``default``, torch 2.8 to 2.15. Before 2.12
+    what one thread sets holds in all. Raises InstrumentError where they are missing.
+    """
+    module: Any = importlib.import_module(name)
+    try:
+        entry = module._config[key]
+        before = entry.default
+    except (AttributeError, KeyError):
+        raise InstrumentError(f"torch {torch.__version__} has no {name}._config[{key!r}].default, which "
+                              "pytest-torchcompile sets; please report it with this version") from None
+    with module.patch({key: value}):
+        entry.default = value
+        try:
+            yield
+        finally:
+            entry.default = before
 
 
 def _is_equal(one: Any, other: Any) -> bool:

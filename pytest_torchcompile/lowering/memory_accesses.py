@@ -61,9 +61,9 @@ class _Loops:
 
     @classmethod
     def of(cls, node: Any) -> _Loops:
-        """``get_ranges`` of ``torch/_inductor/scheduler.py: SchedulerNode``: sizes, and those reduced (torch 2.11, 2.13).
+        """Private: ``get_ranges`` of ``torch/_inductor/scheduler.py: SchedulerNode``, torch 2.11 and 2.13.
 
-        A library call has no loops of ours. Torch 2.11 asks for its accesses too.
+        It has the sizes, and those reduced. A library call has no loops of ours. Torch 2.11 asks for its accesses too.
         """
         if not hasattr(node, "get_ranges"):
             return cls(1, 1)

@@ -17,6 +17,7 @@ _NOISES = 64
 _SAMPLE, _LINE = 1 << 16, 8
 # Exponents of float32, and what is added to one for that of float64.
 _EXPONENTS, _FLOAT64_ABOVE_FLOAT32 = 256, 1023 - 127
+_LARGEST_EXPONENT = 1023.5
 # Elements that a median is made from; where a bin has fewer, its nearest neighbours lend theirs.
 _LEAST = 16
 
@@ -40,8 +41,8 @@ class Levels:
             cells = self._bins_of(magnitude) * (_NOISES + 1) + columns
             counts = torch.bincount(cells, minlength=_BINS * (_NOISES + 1))
             medians = _row_medians(counts.view(_BINS, _NOISES + 1).cpu())
-            # The middle of a bin: half an exponent above its lower end.
-            levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
+            # The middle of a bin: half an exponent above its lower end. That of infinite noise is no number any more.
+            levels = [2.0 ** min(loudest - median - 1022.5, _LARGEST_EXPONENT) for median in medians]
             self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
         # The lower median of the magnitudes that are not zero.
         self.typical = _lower_median(value.abs())

@@ -132,7 +132,8 @@ class ContractTest:
         if finding.stage:
             settings["backend"] = finding.stage
         shown = Shown(f"{finding.told.kind}: {finding.told.message}", self.factory, self.inputs, self.loss,
-                      finding.failing.sequence, settings, self.train, without=finding.without, seed=self.seed)
+                      finding.failing.sequence, settings, self.train, without=finding.without, seed=self.seed,
+                      kind=finding.told.kind, where=finding.told.where)
         return finding_record(finding, (), written_script(shown))
 
 

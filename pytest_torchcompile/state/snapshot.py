@@ -19,6 +19,7 @@ from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
     containers_in,
     holds_tensors,
+    is_plain,
     own_attributes,
     same_bits,
     tensors_of,
@@ -129,7 +130,11 @@ def _restore_tensor(tensor: torch.Tensor, value: torch.Tensor, requires_grad: bo
 
 
 def write_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value into a tensor in place, also where the tensor was made in inference mode."""
+    """Copy a value into a tensor in place, also where the tensor was made in inference mode, or is expanded."""
+    if is_plain(tensor) and 0 in tensor.stride():
+        # Elements that are one place in memory are written once; torch refuses to write them twice.
+        once = tuple(slice(None, 1 if stride == 0 else None) for stride in tensor.stride())
+        tensor, value = tensor[once], value[once]
     if not tensor.is_inference():
         tensor.copy_(value)
         return

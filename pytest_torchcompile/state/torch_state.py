@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.ledger.thread_settings import copied_settings
+from pytest_torchcompile.ledger.thread_settings import copied_settings, set_everywhere
 
 __all__ = ["SettingsSnapshot", "forget_compiled", "isolated", "own_random_draws", "same_random_draws",
            "seed_everything", "stance"]
@@ -239,7 +239,5 @@ def own_random_draws() -> Iterator[None]:
 
 
 def _fallback_random(eager: bool) -> contextlib.AbstractContextManager[None]:
-    # torch/_inductor/config.py: torch 2.8 to 2.15.
-    from torch._inductor import config
-
-    return config.patch(fallback_random=eager)  # type: ignore[no-any-return]
+    # torch/_inductor/config.py: torch 2.8 to 2.15. A backward may be compiled in a thread of autograd's.
+    return set_everywhere("torch._inductor.config", "fallback_random", eager)

@@ -63,6 +63,13 @@ _PRINTED = {
     "acosh-overflows.md": "2 89.3\n64 inf",
     "erfinv-near-one.md": "5.805 5.8054",
     "gelu-of-infinity.md": "nan inf",
+    "super-inside-two-contexts.md": "expected len(self.block_stack) == 1 to be true",
+    "backward-under-autocast.md": "off right\nsame_as_forward BackendCompilerFailed",
+    "linear-interpolation-overflows.md": "True\nFalse",
+    "dropout-in-evaluation.md": "True False",
+    "margin-losses-drop-nan.md": "False True",
+    "empty-batch-of-another-dtype.md": "(0, 4, 6, 6)\nTorchRuntimeError",
+    "backward-nobody-asks-for.md": "BackendCompilerFailed",
 }
 
 
@@ -76,6 +83,14 @@ def test_numbers_of_single_operators(page):
     assert ended.stdout.strip() == _PRINTED[page], ended.stderr
     for line in _PRINTED[page].splitlines():
         assert f"`{line}`" in (FOUND / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.needs_torch
+def test_a_margin_loss_of_nothing():
+    """What eager reads there may be anything; compiled code gives NaN."""
+    if not version("torch").startswith("2.13"):
+        pytest.skip("seen on torch 2.13")
+    assert run_script("margin-loss-of-nothing.md").stdout.split()[1:] == ["True"]
 
 
 def test_the_index_has_every_page():

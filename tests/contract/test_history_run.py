@@ -116,6 +116,24 @@ def test_a_call_that_eager_refuses_leaves_no_counter_behind():
     assert (came.problem, came.refused, came.calls) == (None, 1, 1)
 
 
+class Expanding(nn.Module):
+    """What it keeps is expanded, and a refused call is to leave it as it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.last = nn.Linear(4, 4), torch.zeros(1).expand(4)
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        return torch.tanh(self.linear(x)) + self.last
+
+
+def test_an_expanded_tensor_is_put_back_after_a_refused_call():
+    """Torch writes to no tensor that has one place in memory twice."""
+    came = run(Expanding, "eager", call(B=3, dtypes="float64 0"), call(B=3))
+    assert (came.problem, came.refused, came.calls) == (None, 1, 1)
+
+
 def test_counters_are_what_they_were_for_the_reference():
     """Else it computes something else, and rounding is measured by eager alone."""
     came = run(Counting, slightly_off, call(B=3))
@@ -132,6 +150,26 @@ def wrong_in_another_thread(module, example_inputs):
         return first, *others
 
     return run
+
+
+class Recurrent(nn.Module):
+    """An LSTM, which torch runs otherwise beside a dispatch mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        return self.lstm(x)[0]
+
+
+def test_what_torch_does_otherwise_beside_a_tape():
+    """In inference mode and under autocast it is float32 then, and bfloat16 alone: that is no fault of the compiler."""
+    came = run(Recurrent, "aot_eager", call(B=3, grad_mode="inference_mode", autocast="bfloat16"))
+    assert (came.problem, came.calls) == (None, 1)
+    came = run(Counting, slightly_off, call(B=3, grad_mode="inference_mode"))
+    assert came.problem is not None
 
 
 def hardly_off(module, example_inputs):

@@ -210,7 +210,7 @@ def test_a_hunt(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "finding 1: layer_0: value after [call(B=2, strides='transposed 0')]"
     assert told[-1] == f"1 causes, 1 of them new; scripts and drafts are in {tmp_path}"
-    assert "def model():" in (tmp_path / "finding-001.py").read_text()
+    assert "module = Mixed()" in (tmp_path / "finding-001.py").read_text()
     assert "No backend of torch alone has it." in (tmp_path / "finding-001.md").read_text()
     state = json.loads((tmp_path / "hunt.json").read_text())
     assert state["places"] == {"off_where_sliced 0": 1}

@@ -141,6 +141,20 @@ def test_a_buffer_made_in_inference_mode():
     assert net.running_mean.tolist() == [1, 1]
 
 
+def test_an_expanded_tensor():
+    """Torch lets nobody write to one place in memory twice."""
+    net = Net()
+    net.cache = torch.ones(1).expand(3)
+    net.register_buffer("scale", torch.ones(2, 1).expand(2, 3))
+    snapshot = StateSnapshot(net)
+    net.cache[:1].zero_()
+    net.scale[:, :1].zero_()
+    snapshot.restore()
+    assert net.cache.tolist() == [1, 1, 1]
+    assert net.scale.sum() == 6
+    assert (net.cache.stride(), net.scale.stride()) == ((0,), (1, 0))
+
+
 def test_gradients_are_dropped():
     """Each call begins without them."""
     net = Net()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.ledger.thread_settings import set_everywhere
 from pytest_torchcompile.state import torch_state
 from pytest_torchcompile.state.torch_state import (
     SettingsSnapshot,
@@ -167,3 +171,33 @@ def test_whose_random_numbers_inductor_draws(draws, expected):
     with draws():
         assert config.fallback_random is expected
     assert config.fallback_random == before
+
+
+def test_random_draws_of_a_thread_that_compiles():
+    """Autograd compiles the backward of a GPU in a thread of its own, at its first run; there they are eager's too."""
+    seen = []
+
+    def noting(module, example_inputs):
+        seen.append((threading.current_thread().name, torch._inductor.config.fallback_random))
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=noting, bw_compiler=noting)
+    with same_random_draws():
+        # A backward that needs no symbolic size is compiled when it first runs.
+        output = torch.compile(torch.sum, backend=backend)(torch.ones(5, requires_grad=True))
+        other = threading.Thread(target=output.backward, name="autograd")
+        other.start()
+        other.join()
+    assert seen == [("MainThread", True), ("autograd", True)]
+    assert not torch._inductor.config.fallback_random
+    read: list[bool] = []
+    thread = threading.Thread(target=lambda: read.append(torch._inductor.config.fallback_random))
+    thread.start()
+    thread.join()
+    assert read == [False]
+
+
+def test_a_setting_that_torch_no_longer_has():
+    told = r"has no torch._inductor.config._config\['gone'\].default, which"
+    with pytest.raises(InstrumentError, match=told), set_everywhere("torch._inductor.config", "gone", True):
+        pass

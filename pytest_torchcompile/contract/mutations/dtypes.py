@@ -14,8 +14,8 @@ __all__ = ["MUTATION"]
 def dtypes(tensors: list[torch.Tensor], choice: str) -> None:
     """``float64 0``: tensor 0 in float64."""
     dtype, place = choice.split()
-    tensor = tensors[int(place)]
-    tensors[int(place)] = tensor.detach().to(getattr(torch, dtype)).requires_grad_(tensor.requires_grad)
+    changed = tensors[int(place)].detach().to(getattr(torch, dtype))
+    tensors[int(place)] = changed.requires_grad_(tensors[int(place)].requires_grad)
 
 
 def _choices(module: Any, batch: Any) -> list[str]:

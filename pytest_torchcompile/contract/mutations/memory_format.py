@@ -12,16 +12,16 @@ __all__ = ["MUTATION"]
 
 
 def memory_format(tensors: list[torch.Tensor], choice: str) -> None:
-    """``channels_last 0``: tensor 0 with its channels last."""
-    place = int(choice.split()[1])
-    tensor = tensors[place]
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = tensor.requires_grad
-    tensors[place] = tensor.detach().contiguous(memory_format=formats[tensor.ndim]).requires_grad_(wanted)
+    """``channels_last 0``: tensor 0, an image, with its channels last; ``channels_last_3d 0``: a volume."""
+    name, place = choice.split()
+    changed = tensors[int(place)].detach().contiguous(memory_format=getattr(torch, name))
+    tensors[int(place)] = changed.requires_grad_(tensors[int(place)].requires_grad)
 
 
 def _choices(module: Any, batch: Any) -> list[str]:
-    return [f"channels_last {place}" for place, tensor in enumerate(batch.tensors()) if tensor.ndim in (4, 5)]
+    names = {4: "channels_last", 5: "channels_last_3d"}
+    tensors = [(place, tensor) for place, tensor in enumerate(batch.tensors()) if tensor.ndim in names]
+    return [f"{names[tensor.ndim]} {place}" for place, tensor in tensors]
 
 
 MUTATION = Mutation("memory_format", "channels last in memory", "inputs", _choices, memory_format)

@@ -19,7 +19,6 @@ def module_change(model: torch.nn.Module, choice: str) -> None:
     kind, _, name = choice.partition(" ")
     first, _, name = name.rpartition(" ")
     owner, _, last = name.rpartition(".")
-    part = model.get_submodule(owner)
     if kind == "attribute":
         vars(model)["noted_by_caller"] = vars(model).get("noted_by_caller", 0) + 1
     elif kind == "load":
@@ -33,20 +32,23 @@ def module_change(model: torch.nn.Module, choice: str) -> None:
         dtype = next(model.parameters()).dtype
         model.to(torch.float64).to(dtype)
     elif kind == "replace":
+        part = model.get_submodule(owner)
         old = getattr(part, last)
         setattr(part, last, torch.nn.Parameter(old.detach() * 0.5, requires_grad=old.requires_grad))
     elif kind == "refill":
+        part = model.get_submodule(owner)
         part.register_buffer(last, getattr(part, last).clone(), persistent=last not in part._non_persistent_buffers_set)
     elif kind == "adapt":
+        part = model.get_submodule(owner)
         old = getattr(part, last)
         if isinstance(old, torch.nn.Linear):
             setattr(part, last, torch.nn.Sequential(old, torch.nn.Tanh()))
     elif kind == "parametrize":
-        old = part if not last else getattr(part, last)
+        old = model.get_submodule(name)
         if not torch.nn.utils.parametrize.is_parametrized(old):
             torch.nn.utils.parametrize.register_parametrization(old, "weight", torch.nn.Tanh())
     else:
-        setattr(part, last, model.get_parameter(first))
+        setattr(model.get_submodule(owner), last, model.get_parameter(first))
 
 
 def _choices(module: Any, batch: Any) -> list[str]:

@@ -17,17 +17,17 @@ def special_values(tensors: list[torch.Tensor], choice: str) -> None:
     ``mixed 0`` writes a row of edges over all of it: what a vectorised loop does to them is not what its rest does.
     """
     kind, place = choice.split()
-    tensor = tensors[int(place)]
-    changed = tensor.detach().clone()
+    changed = tensors[int(place)].detach().clone()
     if kind in ("zero", "negative_zero"):
         changed.fill_(0.0 if kind == "zero" else -0.0)
     elif kind == "denormal":
         changed.mul_(torch.finfo(changed.dtype).tiny / 4)
     elif kind == "mixed":
         changed.copy_(_edges(changed.dtype, changed.numel()).view(changed.shape))
-    elif changed.numel():
-        changed[(0,) * changed.ndim] = float(kind)
-    tensors[int(place)] = changed.requires_grad_(tensor.requires_grad)
+    else:
+        # Of an empty one nothing.
+        changed[(slice(1),) * changed.ndim] = float(kind)
+    tensors[int(place)] = changed.requires_grad_(tensors[int(place)].requires_grad)
 
 
 def _edges(dtype: torch.dtype, length: int) -> torch.Tensor:

@@ -1,0 +1,190 @@
+"""False findings of the contract: ``python benchmarks/contract_clean.py --backend aot_eager --histories 5000``.
+
+Small correct programs (layers of ``torch.nn``, chains of functions, models of the zoo), each called in histories as the
+check ``contract`` draws them, with at least one mutation in each. Whatever is found is false, or an error of torch:
+those that ``docs/found`` has are in ``KNOWN`` and counted apart, each by the program, the history and the kind. Each
+program's line goes to a file at once; the same command goes on behind the last one, and ``--table`` prints the sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from pytest_torchcompile.contract.contract_search import MAX_CALLS
+from pytest_torchcompile.contract.hunt import ZOO
+from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
+from pytest_torchcompile.contract.mutation import NAMES
+from pytest_torchcompile.contract.worker import OwnFailure, ProgramSource, Worker
+from pytest_torchcompile.dims import Dim, Dims
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.fuzz.drawn_call import Sequence, as_code, shape_sequences
+
+KNOWN = (
+    ("GroupNorm(", "memory_format=", "crash", "groupnorm-channels-last-crash.md"),
+    ("Dropout", "", "alias", "dropout-in-evaluation.md"),
+    ("Upsample(", "special_values", "value", "linear-interpolation-overflows.md"),
+    ("F.interpolate(", "special_values", "value", "linear-interpolation-overflows.md"),
+    ("nn.MultiMarginLoss(", "empty_batch", "value", "margin-loss-of-nothing.md"),
+    ("MarginLoss(", "special_values", "value", "margin-losses-drop-nan.md"),
+    ("nn.Conv", "empty_batch", "error", "empty-batch-of-another-dtype.md"),
+    ("heaviside(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    ("floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    ("nn.LSTMCell(", " autocast= inner_autocast=", "error", "backward-under-autocast.md"),
+    ("Linear(", " autocast= inner_autocast=", "gradient", "backward-under-autocast.md"),
+)
+"""Errors of torch: what is in the program's text, words of the history, the kind, and the page of ``docs/found``."""
+_FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
+        "MaxPool2d(2)", "MultiheadAttention(6, 2, batch_first=True)", "Dropout(0.3)", "LSTMCell(6, 5)")
+
+
+def programs(few: bool) -> Iterator[tuple[str, str, str]]:
+    """Name, text of the file, and what it is; for Inductor few, whose graphs its cache has after a while."""
+    for number, (layer, _) in enumerate(LAYERS):
+        if not few or layer in _FEW:
+            yield f"layer_{number}", layer_source(number), layer
+    for number in range(10 if few else 60):
+        yield f"chain_{number}", chain_source(number), f"chain {number}"
+    for name in ZOO:
+        yield name, "", name
+
+
+def mutated_histories(dims: Dims, offered: dict[str, list[str]], count: int, seed: int) -> list[Sequence]:
+    """So many as the check draws them, each once, without those in which nobody does anything otherwise."""
+    import hypothesis
+
+    drawn: dict[Sequence, None] = {}
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=4 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate],
+                         suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(shape_sequences(dims, MAX_CALLS, flips=True, mutations=offered))
+    def draw(history: Sequence) -> None:
+        if any(call.mutations for call in history):
+            drawn[history] = None
+
+    draw()
+    return list(drawn)[:count]
+
+
+def page_of(text: str, found: list[Any]) -> str:
+    """The page of a known error; empty: the finding is false, or an error of torch that nobody knew."""
+    history, kind, *_ = found
+    for program, words, its_kind, page in KNOWN:
+        if program in text and kind == its_kind and all(f" {word}" in history for word in words.split()):
+            return page
+    return ""
+
+
+def run_program(worker: Worker, dims: Dims, count: int, seed: int) -> dict[str, Any]:
+    """What came of one program's histories."""
+    counts: Counter[str] = Counter()
+    findings, ratios = [], []
+    for history in mutated_histories(dims, worker.offered, count, seed):
+        told = worker.run(history)
+        counts.update(told.counts)
+        counts["drawn"] += 1
+        counts["compared"] += told.counts.get("calls", 0) > 0 or bool(told.kind)
+        if told.counts.get("in_calls") and told.counts["calls"]:
+            ratios.append(told.counts["seconds"] / told.counts["in_calls"])
+        if told.kind:
+            findings.append([as_code(history), told.kind, told.where, told.message, told.at])
+    return {"counts": dict(counts), "findings": findings, "ratios": ratios}
+
+
+def source_of(name: str, text: str, folder: Path, backend: str) -> tuple[ProgramSource, Dims]:
+    """Where the worker gets a program from, and its sizes."""
+    target = "pytest_torchcompile.contract.hunt:program_of"
+    if not text:
+        inputs, dims = ZOO[name]
+        sizes = {dim: each.size or max(2, each.min or 2) for dim, each in dims.items()}
+        return ProgramSource(target, {"zoo": name, "inputs": inputs, "backend": backend}, NAMES, sizes), dims
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    dims = {"B": Dim(min=1, max=5)}
+    return ProgramSource(target, {"file": str(path), "backend": backend}, NAMES, {"B": 2}), dims
+
+
+def summary(records: list[dict[str, Any]]) -> None:
+    """Print counts, findings, and the cost of a history."""
+    counts: Counter[str] = Counter()
+    for each in records:
+        counts.update(each["counts"])
+    pages: Counter[str] = Counter()
+    false = []
+    for each in records:
+        for found in each["findings"]:
+            if page := page_of(each["text"], found):
+                pages[page] += 1
+            else:
+                false.append((each["about"], found))
+    ratios = [ratio for each in records for ratio in each["ratios"]]
+    print(f"{counts['drawn']:.0f} histories, {counts['compared']:.0f} with a call that was compared, "
+          f"{counts['calls']:.0f} calls compared, {counts['refused']:.0f} refused by eager, {counts['mute']:.0f} mute")
+    print(f"findings: {len(false)}, and {pages.total()} of known errors of torch: {dict(pages)}")
+    if ratios:
+        print(f"seconds of a history over those of its calls: median {statistics.median(ratios):.2f}, sum "
+              f"{counts['seconds'] / counts['in_calls']:.2f}")
+    for about, found in false:
+        print(about, *found, sep=" | ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="aot_eager")
+    parser.add_argument("--histories", type=int, default=5000)
+    parser.add_argument("--each", type=int, default=20, help="histories of a program in one turn")
+    parser.add_argument("--few", action="store_true", help="24 programs, for Inductor")
+    parser.add_argument("--folder", type=Path, default=Path(".compile-matrix/contract_clean"))
+    parser.add_argument("--table", action="store_true", help="only print the sums of what has run")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    log = options.folder / f"{options.backend}.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    if options.table:
+        summary(records)
+        return
+    known_programs = list(programs(options.few))
+    worker, start = None, time.monotonic()
+    for place, (name, text, about) in enumerate(cycle(known_programs)):
+        if place < len(records):
+            continue
+        if sum(each["counts"].get("drawn", 0) for each in records) >= options.histories:
+            break
+        source, dims = source_of(name, text, options.folder, options.backend)
+        turn = place // len(known_programs)
+        found: dict[str, Any] = {"counts": {}, "findings": [], "ratios": []}
+        try:
+            if worker is None:
+                worker = Worker(source)
+            else:
+                worker.load(source)
+            found = run_program(worker, dims, options.each, 1000 * turn + place)
+        except OwnFailure as error:
+            found["findings"] = [["", "own failure", "", str(error), -1]]
+            worker = None
+        except (UsageError, EOFError, OSError) as error:
+            print(f"{name}: left out: {error}", flush=True)
+            worker = None
+        records.append({"program": name, "about": about, "turn": turn, "text": text, **found})
+        with log.open("a") as file:
+            file.write(json.dumps(records[-1]) + "\n")
+        histories = sum(each["counts"].get("drawn", 0) for each in records)
+        print(f"{time.monotonic() - start:6.0f} s {histories:6.0f} histories, {about}: "
+              f"{len(found['findings'])} findings", flush=True)
+        for each in found["findings"]:
+            print("   ", page_of(text, each) or "FALSE?", *each, sep=" | ", flush=True)
+    if worker is not None:
+        worker.close()
+    summary(records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Short scripts: they do what the fuzzer does, with torch alone, and show what was found."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import contract_programs
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.contract.history_run import offered_choices
+from pytest_torchcompile.contract.mutation import NAMES, mutation
+from pytest_torchcompile.contract.script import Shown, written_script
+from pytest_torchcompile.contract.specialised import specialised_lines
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, call
+
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore")]
+
+
+def layers():
+    """Layers for which each mutation has choices."""
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Linear(6, 6))
+
+
+def images(B):
+    """Two inputs would be one more than the layers take."""
+    return (torch.randn(B, 4, 6, 6),)
+
+
+def run(script):
+    """Run a script here, as a module that Dynamo finds."""
+    torch.compiler.reset()
+    module = sys.modules["script"] = types.ModuleType("script")
+    try:
+        exec(compile(script, "script", "exec"), vars(module))
+    finally:
+        del sys.modules["script"]
+
+
+def of_choice(name, choice, **also):
+    """The script of a call with one mutation."""
+    history = (call(B=2), DrawnCall((("B", 2),), None, ((name, choice),)))
+    return written_script(Shown("value: output: off", layers, images, None, history, {"backend": "eager"}, **also))
+
+
+ALL = [(name, choice) for name, choices in offered_choices(layers(), Batch.of(images(2)), NAMES).items()
+       for choice in choices if name not in ("torch_settings", "backend_options")]
+
+
+@pytest.mark.parametrize(("name", "choice"), ALL, ids=lambda each: each.replace(" ", "-"))
+def test_a_script_of_each_choice(name, choice):
+    """It runs, and finds nothing where nothing is wrong; what eager refuses it refuses."""
+    script = of_choice(name, choice, kind="gradient", where="gradient of 0.weight")
+    assert "pytest_torchcompile" not in script
+    if name == "dtypes":
+        with pytest.raises(RuntimeError):
+            run(script)
+    else:
+        run(script)
+
+
+@pytest.mark.parametrize("name", ["torch_settings", "backend_options"])
+def test_settings_in_a_script(name):
+    for choice in mutation(name).choices(None, None)[:2]:
+        run(of_choice(name, choice))
+
+
+def test_a_layer_of_one_line():
+    """Twenty lines show what a hunt finds: nothing of the mutation's other choices is there."""
+    shown = Shown("crash: the eager side ended", contract_programs.group_norm, images, None,
+                  (call(B=2, memory_format="channels_last 0"),), {"backend": "aot_eager"}, kind="crash", where="eager")
+    script = written_script(shown)
+    assert sum(map(bool, script.splitlines())) <= 17
+    assert "module = nn.GroupNorm(2, 4)" in script
+    assert "tensors = [*(torch.randn(2, 4, 6, 6),)]" in script
+    assert "changed = tensors[0].detach().contiguous(memory_format=torch.channels_last)" in script
+
+
+@pytest.mark.parametrize(("kind", "where"), [("value", "output"), ("gradient", "gradient of 2.weight")])
+def test_a_script_shows_it(kind, where, monkeypatch):
+    """The planted backend is wrong where an input is not contiguous."""
+    shown = Shown("value: output: off", layers, images, None, (call(B=2, strides="transposed 0"),),
+                  {"backend": "wrong_where_transposed"}, kind=kind, where=where)
+    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "wrong_where_transposed",
+                        contract_programs.wrong_where_transposed)
+    monkeypatch.setitem(torch._dynamo.backends.registry._BACKENDS, "wrong_where_transposed", None)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        run(written_script(shown))
+
+
+def chosen(tensors, choice):
+    """A function with choices."""
+    kind, place = choice.split()
+    value: float = 3.0
+    if kind == "largest":
+        value = float("inf")
+    elif tensors:
+        value = {"small": 1.0}[kind] + value
+    for each in (1, 2):
+        place = each
+    tensors[int(place)] = value
+
+
+def test_lines_of_a_choice():
+    """What is decided is decided; a name that gets another value later is no longer known."""
+    assert specialised_lines(chosen, {"choice": "largest 0"}, {"tensors": "given"}) == [
+        "for each in (1, 2):", "    place = each", "given[int(place)] = float('inf')"]
+    # What `tensors` is nobody knows.
+    assert specialised_lines(chosen, {"choice": "small 0"}, {"tensors": "given"}) == [
+        "if given:", "    value = 4.0", "for each in (1, 2):", "    place = each", "given[int(place)] = value"]
+
+
+def ends_early(choice):
+    """Its last line is not the only one that returns."""
+    if torch.is_grad_enabled():
+        return 1
+    return 2
+
+
+def test_a_function_that_ends_early():
+    assert specialised_lines(ends_early, {"choice": ""}, {}) is None

@@ -11,7 +11,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +297,9 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         where = ModelEntry.from_dict(job.entry).where
         wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
-        with _torch_log_kept(job), join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
-            _observe_run(Run(job, cell, wrapper, mesh), seen)
+        with _torch_log_kept(job) as begin_part, \
+                join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
+            _observe_run(Run(job, cell, wrapper, mesh), seen, begin_part)
     except Unavailable as why:
         return Failure("skip", str(why))
     except RepeatedMistake as why:
@@ -315,8 +316,13 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
 
 
 @contextlib.contextmanager
-def _torch_log_kept(job: Job) -> Iterator[None]:
-    """Write what torch logs of the cell into files of its name, one for each rank."""
+def _torch_log_kept(job: Job) -> Iterator[Callable[[str], None]]:
+    """Write what torch logs of the cell into files of its name, one for each rank.
+
+    Gives what begins a part under a heading: a check or a search that runs the model again does so by backends of its
+    own, and what torch then says (``BACKEND_MATCH``) is not the cell's.
+    """
+    begin_part: Callable[[str], None] = _begin_nothing
     with contextlib.ExitStack() as kept:
         if job.logs:
             name = file_word(Cell.from_dict(job.cell).id)
@@ -327,11 +333,15 @@ def _torch_log_kept(job: Job) -> Iterator[None]:
             if TRACE in job.logs:
                 kept.enter_context(traced_to_file(folder / f"{name}.trace.log"))
             if channels:
-                kept.enter_context(logged_channels(channels, folder / f"{name}.log"))
-        yield
+                begin_part = kept.enter_context(logged_channels(channels, folder / f"{name}.log"))
+        yield begin_part
 
 
-def _observe_run(run: Run, seen: Observation) -> None:
+def _begin_nothing(heading: str) -> None:
+    """Without a log there is nothing to head."""
+
+
+def _observe_run(run: Run, seen: Observation, begin_part: Callable[[str], None]) -> None:
     run.run()
     if run.compiled.error:
         seen.failed_at = run.compiled.error.at
@@ -340,6 +350,7 @@ def _observe_run(run: Run, seen: Observation) -> None:
     # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
     for name in checks.CHECKS:
         if name == "compiles" or name in run.job.checks:
+            begin_part(f"the check {name}, which runs the model again")
             seen.sections[name] = checks.load(name).measure(run)
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
@@ -348,6 +359,7 @@ def _observe_run(run: Run, seen: Observation) -> None:
         seen.code_texts = generated.texts
     if known := run.options.known:
         seen.comparisons = {"taken": known.taken, "made": known.made}
+    begin_part("the search for a cause, with other backends and settings")
     # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
     if run.compared and sum(run.seconds.values()) <= run.job.locate:
         stage = locate_stage(run)

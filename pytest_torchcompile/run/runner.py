@@ -341,7 +341,7 @@ def _begin_nothing(heading: str) -> None:
     """Without a log there is nothing to head."""
 
 
-def _observe_run(run: Run, seen: Observation, begin_part: Callable[[str], None]) -> None:
+def _observe_run(run: Run, seen: Observation, begin_part: Callable[[str], None] = _begin_nothing) -> None:
     run.run()
     if run.compiled.error:
         seen.failed_at = run.compiled.error.at

@@ -33,8 +33,12 @@ _PARTS: Final = ("forward", "inference", "backward")
 def explanation_lines(explained: Explanation) -> Iterator[str]:
     """The whole of it."""
     graphs = sum(stage.stage == "code" for stage in explained.stages)
+    # What a matrix would fail on belongs into the line that is read first.
+    breaks = ""
+    if explained.graph_breaks:
+        breaks = f"{count(len(explained.graph_breaks), 'graph break')}, "
     yield (f"{explained.name}: {count(len(explained.compile_ids), 'frame')}, {count(graphs, 'generated graph')}, "
-           f"{calls_text(explained.kernels)}; {readable_seconds(explained.seconds)}; torch "
+           f"{breaks}{calls_text(explained.kernels)}; {readable_seconds(explained.seconds)}; torch "
            f"{explained.torch_version}, {explained.settings}")
     if explained.error:
         yield f"the compiled step raised {explained.error}"
@@ -227,7 +231,8 @@ def _eager_lines(explained: Explanation) -> Iterator[str]:
         yield ""
         yield f"graph break  {_short(f'{found.file}:{found.line}')}  {found.reason}"
         if found.hint:
-            yield f"  try  {found.hint}"
+            # The check tries it with the model, and may say that it does not help.
+            yield f"  torch's hint, not tried here (the check graph_breaks of a matrix tries it): {found.hint}"
     for eager in explained.eager_frames:
         yield ""
         yield f"ran eagerly  {eager.function}  {_short(f'{eager.file}:{eager.line}')}  {eager.reason}"

@@ -13,7 +13,7 @@ from pytest_torchcompile.gate.policy import COMMIT, HEAD, Policy
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.merging import Merged
-from pytest_torchcompile.report.provenance import head_commit, head_fingerprint
+from pytest_torchcompile.report.provenance import TRACKED_FILES, head_commit, head_fingerprint
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.takeover import SAME
 
@@ -363,7 +363,10 @@ def _check_folders(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
         if git and head and git["commit"] != head:
             text = f"{report.name} is of commit {git['commit'][:SHOWN]}, and HEAD of its folder is {head[:SHOWN]}"
             yield Finding("commit", "note", text)
-        edited = request.edited.get(report.name)
-        if edited:
-            text = f"{report.name} is older than edits in its folder: {edited}"
+        edited = request.edited.get(report.name, "")
+        text = f"{report.name} is older than edits in its folder: {edited}"
+        # What the run has imported is what it judged. Of other files nobody knows whether it would read them.
+        if edited and edited != TRACKED_FILES:
+            yield _earlier_finding(text, (), request)
+        elif edited:
             yield Finding("sources", "note", text, hint="run the matrix again to have them judged")

@@ -6,9 +6,9 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.ledger.torch_internals import private_name
@@ -41,8 +41,10 @@ def _read_channels(channels: tuple[str, ...]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def logged_channels(channels: tuple[str, ...], file: Path) -> Iterator[None]:
+def logged_channels(channels: tuple[str, ...], file: Path) -> Iterator[Callable[[str], None]]:
     """Have what torch logs in these channels written to ``file`` while the block runs; nothing else of its log changes.
+
+    Gives what begins a part of the file under a heading. A part without lines has none.
 
     Raises :class:`UsageError` for a name that is no channel.
     """
@@ -53,11 +55,36 @@ def logged_channels(channels: tuple[str, ...], file: Path) -> Iterator[None]:
     with file.open("w", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
         with contextlib.redirect_stderr(log), _without_environment():
             set_logs(**wanted)
+        headings = _Headings(log)
         try:
-            yield
+            yield headings.begin
         finally:
+            headings.drop_empty()
             with _without_environment():
                 set_logs()
+
+
+class _Headings:
+    """Headings in a log, none of them above nothing."""
+
+    def __init__(self, log: TextIO) -> None:
+        self._log = log
+        self._start = self._end = log.tell()
+        """Of the last heading."""
+
+    def begin(self, heading: str) -> None:
+        """What is logged from now on is of this."""
+        self.drop_empty()
+        self._start = self._log.tell()
+        self._log.write(f"--- {heading}\n")
+        self._end = self._log.tell()
+
+    def drop_empty(self) -> None:
+        """Take the last heading out if nothing was logged below it."""
+        if self._start != self._end == self._log.tell():
+            self._log.seek(self._start)
+            self._log.truncate()
+            self._end = self._start
 
 
 @contextlib.contextmanager

@@ -135,7 +135,10 @@ class CellNode(pytest.Collector):
         """One item for each check."""
         for name in self.applicable_checks():
             if self.parent.session_of.named.has(self.name, name):
-                yield CheckItem.from_parent(self, name=name)
+                item = CheckItem.from_parent(self, name=name)
+                # As the heading of a failure and the short summary show it, for whoever pastes that.
+                item.extra_keyword_matches.add(item.nodeid.replace("=", "-"))
+                yield item
 
     def cell_result(self) -> CellResult:
         """What came of the cell; it runs when this is first asked."""

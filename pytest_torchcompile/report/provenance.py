@@ -26,10 +26,13 @@ from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.run.imported import edited_since, hash_of
 
 __all__ = [
-    "CI_VARIABLES", "EVIDENCE", "HEAD", "SEAL", "SOURCES", "Sources", "add_seal", "cell_fingerprint",
+    "CI_VARIABLES", "EVIDENCE", "HEAD", "SEAL", "SOURCES", "TRACKED_FILES", "Sources", "add_seal", "cell_fingerprint",
     "changed_by_policy_alone", "edited_since_run", "fingerprint", "git_output", "git_state", "head_commit",
     "head_fingerprint", "installed_packages", "is_sealed", "is_source", "remove_seal", "run_provenance",
 ]
+
+TRACKED_FILES = "files that git tracks"
+"""What was edited since a run, where it is nothing that the run has imported."""
 
 CI_VARIABLES: Final = (
     "GITHUB_REPOSITORY", "GITHUB_WORKFLOW", "GITHUB_JOB", "GITHUB_RUN_ID", "GITHUB_RUN_NUMBER", "GITHUB_RUN_ATTEMPT",
@@ -199,7 +202,7 @@ def edited_since_run(run: Mapping[str, Any] | None, folder: Path, policy: Path |
         rest = git_state(root, (":(top)", f":(top,exclude,literal){name}"))
         if rest is not None and _is_state(rest, git):
             return ""
-    return "files that git tracks"
+    return TRACKED_FILES
 
 
 def changed_by_policy_alone(run: Mapping[str, Any] | None, folder: Path, policy: Path | None) -> bool:

@@ -17,7 +17,7 @@ from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.state.torch_state import forget_compiled, own_random_draws
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.run.runner import Run
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["compile_with_own_draws"]
 
@@ -25,17 +25,19 @@ _PHASE: Final = "own draws"
 _INDUCTORS: Final = ("inductor", "regional_inductor")
 
 
-def compile_with_own_draws(run: Run) -> dict[str, Any] | None:
+def compile_with_own_draws(run: CellTrial, alone: bool) -> dict[str, Any] | None:
     """Run the calls of a cell with random numbers that Inductor draws itself; forgets what was compiled before.
 
-    Returns ``tried``, whether that was done (ranks would have to agree on it, so only one alone does); ``calls`` that
-    ran, ``graphs`` that were compiled, functions that silently ran eagerly, and ``error`` with ``call`` and
-    ``raised_at``, if one raised. None where there is nothing to try: the model draws nothing, its compiled run raised,
-    or its backend does not end in Inductor.
+    ``alone``: no other rank waits for what this one does; several would have to agree on it.
+
+    Returns ``tried``, whether that was done, as it is by a rank alone; ``calls`` that ran, ``graphs`` that were
+    compiled, functions that silently ran eagerly, and ``error`` with ``call`` and ``raised_at``, if one raised. None
+    where there is nothing to try: the model draws nothing, its compiled run raised, or its backend does not end in
+    Inductor.
     """
     if not run.draws or run.compiled.error or not _ends_in_inductor(run.settings):
         return None
-    if not run.single:
+    if not alone:
         return {"tried": False}
     # What the checks have compiled of the same functions counts towards torch's limit of recompiles.
     forget_compiled()

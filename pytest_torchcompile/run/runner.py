@@ -6,12 +6,11 @@ observation from what that one run recorded.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile import checks
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.cell import Cell, file_word
+from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks.numerics import STEPS
 from pytest_torchcompile.errors import RepeatedMistake, Unavailable, UsageError
 from pytest_torchcompile.gauges import memory
@@ -29,7 +28,6 @@ from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_thre
 from pytest_torchcompile.gauges.generated_code import read_generated_code
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
-from pytest_torchcompile.ledger.torch_logs import TRACE, logged_channels, traced_to_file
 from pytest_torchcompile.loading import import_all, one_line
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import RAISED_TWICE, Failure, Job, Observation
@@ -49,6 +47,7 @@ from pytest_torchcompile.run.cold_compile import compile_in_process
 from pytest_torchcompile.run.culprit_cell import culprit_of
 from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
+from pytest_torchcompile.run.kept_log import begin_nothing, kept_log
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
 from pytest_torchcompile.run.own_draws import compile_with_own_draws
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
@@ -298,8 +297,9 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         where = ModelEntry.from_dict(job.entry).where
         wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
-        with _torch_log_kept(job), join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
-            _observe_run(Run(job, cell, wrapper, mesh), seen)
+        with kept_log(job) as begin_part, \
+                join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
+            _observe_run(Run(job, cell, wrapper, mesh), seen, begin_part)
     except Unavailable as why:
         return Failure("skip", str(why))
     except RepeatedMistake as why:
@@ -315,24 +315,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     return None
 
 
-@contextlib.contextmanager
-def _torch_log_kept(job: Job) -> Iterator[None]:
-    """Write what torch logs of the cell into files of its name, one for each rank."""
-    with contextlib.ExitStack() as kept:
-        if job.logs:
-            name = file_word(Cell.from_dict(job.cell).id)
-            if job.world > 1:
-                name += f".rank{job.rank}"
-            folder = Path(job.log_folder)
-            channels = tuple(channel for channel in job.logs if channel != TRACE)
-            if TRACE in job.logs:
-                kept.enter_context(traced_to_file(folder / f"{name}.trace.log"))
-            if channels:
-                kept.enter_context(logged_channels(channels, folder / f"{name}.log"))
-        yield
-
-
-def _observe_run(run: Run, seen: Observation) -> None:
+def _observe_run(run: Run, seen: Observation, begin_part: Callable[[str], None] = begin_nothing) -> None:
     cold = _why_cold(run) if run.job.warm_toolchain else ""
     run.run()
     if run.compiled.error:
@@ -342,8 +325,10 @@ def _observe_run(run: Run, seen: Observation) -> None:
     # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
     for name in checks.CHECKS:
         if name == "compiles" or name in run.job.checks:
+            begin_part(f"the check {name}, which runs the model again")
             seen.sections[name] = checks.load(name).measure(run)
-    beside = {"own_draws": compile_with_own_draws(run), "cold_compiler": cold}
+    begin_part("the model with Inductor's own random numbers")
+    beside = {"own_draws": compile_with_own_draws(run, run.single), "cold_compiler": cold}
     seen.sections["compiles"] |= {key: value for key, value in beside.items() if value}
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
@@ -352,6 +337,7 @@ def _observe_run(run: Run, seen: Observation) -> None:
         seen.code_texts = generated.texts
     if known := run.options.known:
         seen.comparisons = {"taken": known.taken, "made": known.made}
+    begin_part("the search for a cause, with other backends and settings")
     # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
     if run.compared and sum(run.seconds.values()) <= run.job.locate:
         stage = locate_stage(run)

@@ -42,6 +42,17 @@ def test_a_repository_of_init_passes(name, repository, tmp_path):
     assert list(engine.artifacts.rglob("gate.xml"))
 
 
+def test_the_workflow_that_init_writes(repository, tmp_path):
+    """As it stands in the repository: two shards with pytest-xdist, the gate with the policy of init, and the page."""
+    engine = Engine(tmp_path, repository)
+    jobs = ENGINES["github-cpu.yml"](engine, repository / ".github/workflows/compile-matrix.yml")
+    assert list(jobs) == ["cells 1", "cells 2", "gate"]
+    assert not failed(jobs), "\n".join(job.printed for job in jobs.values())
+    assert "2 cells: 2 pass; 2 ran compiled code; 2 shards" in jobs["gate"].printed
+    assert (engine.artifacts / "compile-matrix/compile-matrix.html").exists()
+    assert list(engine.caches.glob("compile-baseline-*"))
+
+
 def test_a_graph_break_fails_the_gate_alone(tmp_path):
     """Shards are green and the gate is red; its page is kept all the same, and no baseline is."""
     repository = new_repository(tmp_path / "broken", BROKEN, "[eager, aot_eager]")

@@ -161,6 +161,19 @@ def test_what_raises_is_told():
     assert "the compiled step raised" in "\n".join(explanation_lines(explained))
 
 
+def test_a_graph_break_is_told_first():
+    """In the first line too; torch's hint as what it is, for the check of a matrix may find that it does not help."""
+    class Asks(torch.nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum().item() > 0 else x
+
+    explained = explain(Asks(), torch.ones(4), CompileConfig(backend="aot_eager"))
+    first, *others = explanation_lines(explained)
+    assert ", 1 graph break, " in first
+    (hint,) = (line for line in others if line.startswith("  torch's hint, not tried here (the check "))
+    assert "capture_scalar_outputs" in hint
+
+
 def test_a_compiled_model_is_refused():
     """There is nothing to compile anew in it."""
     with pytest.raises(ValueError, match=r"it runs compiled already .* give explain the eager model"):

@@ -39,6 +39,20 @@ def test_channels_go_to_the_file_and_end(tmp_path, monkeypatch, capfd):
     assert {name: logging.getLogger(name).level for name in levels} == levels
 
 
+def test_parts_have_headings(tmp_path):
+    """What is logged for a purpose of ours stands below it; a part in which torch said nothing has no heading."""
+    with logged_channels(("recompiles",), tmp_path / "log") as begin:
+        compile_something()
+        begin("silent")
+        begin("again")
+        compile_something()
+        begin("the end")
+    text = (tmp_path / "log").read_text()
+    cells, ours = text.split("--- again\n")
+    assert cells.count("Recompiling function") == ours.count("Recompiling function") == 1
+    assert "---" not in cells + ours
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_channels_that_checks_name(name):
     """Each is one of torch's."""

@@ -161,6 +161,7 @@ def test_an_equals_sign_among_words(words, expected, repo):
 
 @pytest.mark.parametrize("options", [
     ("-k", "hidden=32"), ("-k", "net-eager-default-auto-none-hidden=32"), ("-k", "hidden=32 and not hidden=8"),
+    ("-k", "net-eager-default-auto-none-hidden=32::compiles"),
     ("-k", "hidden=32", "-n", "1"), ("-k", "hidden-32"), ("-m", "compile_cell(hidden=32)"),
 ], ids=" ".join)
 def test_an_id_is_taken(options, repo):

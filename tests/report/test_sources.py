@@ -140,8 +140,8 @@ def test_the_gate_refuses_a_run_whose_sources_were_edited():
 
 
 @pytest.mark.parametrize("imported", [True, False])
-def test_a_note_where_sources_were_edited_after_the_run(project, capsys, imported):
-    """The commit alone would call it a report of what lies there."""
+def test_sources_that_were_edited_after_the_run(project, capsys, imported):
+    """The commit alone would call it a report of what lies there. What the run has imported is what it judged."""
     run = Run()
     run.git = git_state(project)
     run.sources = {"untracked.py": hash_of(project / "untracked.py")}
@@ -149,11 +149,16 @@ def test_a_note_where_sources_were_edited_after_the_run(project, capsys, importe
     assert main(["gate", path]) == 0
     assert "edits" not in capsys.readouterr().out
     (project / ("untracked.py" if imported else "README.md")).write_text("two\n")
-    assert main(["gate", path]) == 0
-    what = "untracked.py" if imported else "files that git tracks"
+    assert main(["gate", path]) == (2 if imported else 0)
     told = capsys.readouterr().out
-    assert f"note      {path} is older than edits in its folder: {what}" in told
-    assert "run the matrix again to have them judged" in told
+    if imported:
+        assert f"unusable  {path} is older than edits in its folder: untracked.py" in told
+        assert "run the matrix again, or judge earlier runs too by --earlier" in told
+        assert main(["gate", path, "--earlier"]) == 0
+        assert f"note      {path} is older than edits in its folder: untracked.py" in capsys.readouterr().out
+    else:
+        assert f"note      {path} is older than edits in its folder: files that git tracks" in told
+        assert "run the matrix again to have them judged" in told
 
 
 POLICY = "version: 1\n"

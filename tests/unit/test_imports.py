@@ -27,8 +27,8 @@ NEEDS_TORCH = {
     "contract/history_run", "contract/mutations", "artifacts/routes", "explain/roofline", "explain/runnable",
     "explain/toolkit_notes",
     "culprit",
-    "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment",
-    "run/prepared_run", "run/runner", "run/subject",
+    "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment", "run/kept_log",
+    "run/own_draws", "run/prepared_run", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_torchcompile.checks import CHECKS, LIMITS, default_limits
-from pytest_torchcompile.checks.severity import WRONG
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.observation import Observation
 from pytest_torchcompile.quantity import count, first_names
@@ -75,13 +74,8 @@ def _needed_limits(cell: Mapping[str, Any], judged: JudgedCell) -> Iterator[tupl
 
 
 def permitted_findings(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, JudgedCell]) -> Iterator[Finding]:
-    """Notes on what limits allow, what is expected to fail, and what nobody compared; none changes the verdict."""
+    """One note on what limits allow, and one on what is expected to fail; neither changes the verdict."""
     cells = list(cells)
-    uncompared = [name for name, cell in judged.items() if cell.verdicts and not _compares_numbers(cell)]
-    if uncompared:
-        text = f"{count(len(uncompared), 'cell compares', 'cells compare')} no numbers: whether what is compiled " \
-               "computes what eager computes was not asked"
-        yield Finding("uncompared", "note", text, tuple(uncompared), hint="add `equivalence` to the key `checks`")
     causes = permitted_causes(cells, judged)
     if causes:
         names = dict.fromkeys(name for cause in causes for name in cause.cells)
@@ -100,12 +94,6 @@ def permitted_findings(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, 
         if told := first_names(filter(None, reasons)):
             text += f": {told}"
         yield Finding("xfail", "note", text, tuple(expected))
-
-
-def _compares_numbers(judged: JudgedCell) -> bool:
-    """Whether a check judged the cell that fails where it computes something else than eager."""
-    return any(name in CHECKS and CHECKS[name].effect == WRONG and check["verdict"] not in ("skip", "not_run")
-               for name, check in judged.verdicts.items())
 
 
 def _cause_in_words(cause: Cause) -> str:

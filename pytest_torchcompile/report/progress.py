@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -68,7 +68,10 @@ class RunProgress:
         typical = known or measured
         if not typical:
             return None
-        mean = sum(typical) / len(typical)
+        mean = _mean(typical)
+        # One that runs for longer than that says more of those to come: the first cells are often the cheap ones.
+        elapsed = [now - began for cell, began in self.running.items() if cell not in self.seconds]
+        mean = _mean([*typical, *(seconds for seconds in elapsed if seconds > mean)])
         total = 0.0
         for cell in self.left:
             expected = self.seconds.get(cell, mean)
@@ -108,6 +111,10 @@ class RunProgress:
         if self.running:
             text += f", in the middle of {first_names(self.running)}"
         return [f"{text}, {len(self.left)} left", f"  go on  {resume}"]
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds)
 
 
 def _short_time(seconds: float) -> str:

@@ -62,6 +62,16 @@ def test_of_a_first_run_nothing_was_expected():
     assert made.line(60) == "compile matrix: 2/3 cells, runs c (58 s)"
 
 
+def test_a_first_run_learns_from_what_still_runs():
+    """The first cell was cheap; the second has run for 80 s, so the third may take as long."""
+    made = progress()
+    made.begin("a", 0)
+    judge(made, "a", 20)
+    made.begin("b", 20)
+    assert made.seconds_left(30) == 10 + 20
+    assert made.seconds_left(100) == 0 + (20 + 80) / 2
+
+
 def test_workers_tell_the_same_items():
     """What is expected a second time is no more than what was expected."""
     made = progress()

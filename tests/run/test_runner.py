@@ -22,7 +22,7 @@ def test_the_code_of_rank_0_alone_is_sent(rank, monkeypatch):
     monkeypatch.setattr(runner.checks, "load", lambda name: SimpleNamespace(measure=lambda run: {}))
     run = SimpleNamespace(
         run=lambda: None, compiled=SimpleNamespace(error=None), seconds={}, leaks=[], compared=False, single=False,
-        options=SimpleNamespace(known=None),
+        options=SimpleNamespace(known=None), draws=False,
         job=SimpleNamespace(checks=("compiles",), rank=rank, warm_toolchain=False),
         texts=[Text("0/0", "dynamo", GRAPH)],
     )  # fmt: skip
@@ -50,6 +50,7 @@ def test_a_warm_compiler_is_had_before_the_cell_and_where_it_fails_the_cell_runs
     run = SimpleNamespace(
         run=lambda: done.append("run"), compiled=SimpleNamespace(error=None), seconds={}, leaks=[], compared=False,
         single=False, options=SimpleNamespace(known=None), settings={"mode": "m"}, cell=SimpleNamespace(device="cpu"),
+        draws=False,
         job=SimpleNamespace(checks=("compiles",), rank=0, warm_toolchain=asked), texts=[],
     )  # fmt: skip
     runner._observe_run(run, seen)

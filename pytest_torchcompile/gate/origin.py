@@ -366,6 +366,9 @@ def _check_folders(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
         edited = request.edited.get(report.name, "")
         text = f"{report.name} is older than edits in its folder: {edited}"
         # What the run has imported is what it judged. Of other files nobody knows whether it would read them.
+        if _run_block(report).get("sources_edited"):
+            # Which is told already.
+            continue
         if edited and edited != TRACKED_FILES:
             yield _earlier_finding(text, (), request)
         elif edited:

@@ -30,11 +30,14 @@ def accesses_of(
     for node, origin in zip(nodes, origins, strict=True):
         mutated, loops = _mutated_by(node), _Loops.of(node)
         for dependency in node.read_writes.reads:
-            if dependency.name in written or _only_ordered(dependency, mutated):
+            if _only_ordered(dependency, mutated):
                 continue
             for actual in _memory_read(dependency.name):
-                if actual not in written:
-                    read.setdefault(actual, []).append(_Access(dependency, loops.all))
+                access = _Access(dependency, loops.all, _elements_of(actual, written.get(actual, ())))
+                own = dependency.name in written or actual in written
+                # Of memory that it wrote a part of in place it may read the rest, which others have written.
+                if not own or (actual in in_place and _touched(access, _whole_of(actual)) > 0):
+                    read.setdefault(actual, []).append(access)
         for dependency in node.read_writes.writes:
             for actual in _memory_of(dependency.name):
                 # What is added to is read, but for what this kernel wrote itself.
@@ -78,6 +81,8 @@ class _Access:
     dependency: Any
     times: int
     """How often."""
+    known: int = 0
+    """Elements that the kernel itself has written there before."""
 
 
 def _mutated_by(node: Any) -> frozenset[str]:
@@ -149,10 +154,29 @@ def _touched(access: _Access, whole: int) -> int:
     """
     dependency = access.dependency
     if type(dependency).__name__ != "MemoryDep":
-        return whole
-    if dependency.is_indirect():
-        return access.times
-    return _number(dependency.get_numel())
+        touched = whole
+    elif dependency.is_indirect():
+        touched = access.times
+    else:
+        touched = _number(dependency.get_numel())
+    return max(0, touched - access.known)
+
+
+def _whole_of(name: str) -> int:
+    """Elements of a tensor; 0 where it is none, or nobody knows."""
+    tensor = current_lowering().try_get_buffer(name)
+    try:
+        return product_of(tensor.get_size())
+    except (AttributeError, NotImplementedError):
+        return 0
+
+
+def _elements_of(name: str, accesses: Sequence[_Access]) -> int:
+    """Elements behind accesses, each counted once where they are of different places."""
+    if not accesses:
+        return 0
+    whole = _whole_of(name)
+    return min(whole, sum(_touched(access, whole) for access in accesses))
 
 
 # ------------------------------------------------------------------------------------------------ sizes

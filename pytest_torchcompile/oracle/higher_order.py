@@ -15,14 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.errors import Unavailable
 
-__all__ = ["is_higher_order", "refused_backward", "run_higher_order"]
+__all__ = ["refused_backward", "run_higher_order"]
 
 _IN_TORCH: Final = "torch/_higher_order_ops/"
-
-
-def is_higher_order(operator: Any) -> bool:
-    """Whether it takes functions (``torch._ops.HigherOrderOperator``, torch 2.8 to 2.15)."""
-    return isinstance(operator, torch._ops.HigherOrderOperator)
 
 
 def run_higher_order(

@@ -14,7 +14,6 @@ import torch
 from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.oracle.higher_order import refused_backward
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.properties import alias_pairs
 from pytest_torchcompile.oracle.python_state import PythonState, python_state
@@ -328,12 +327,21 @@ class _Run:
         except TorchcompileError:
             raise
         except Exception as error:
-            if phase == "backward" and (refused := refused_backward(self.mode, error)):
-                raise refused from error
+            if phase == "backward":
+                self._raise_refused(error)
             if self.only:
                 phase = f"{phase}, for outputs that the loss leaves out"
             return Fault.of(error, phase, ours=raised_by_us(error))
         return None
+
+    def _raise_refused(self, error: Exception) -> None:
+        """Raise what is to be said where torch has no gradients of an operator while it is watched."""
+        # Here, for most backward passes raise nothing.
+        from pytest_torchcompile.oracle.higher_order import refused_backward
+
+        refused = refused_backward(self.mode, error)
+        if refused is not None:
+            raise refused from error
 
     def compute_loss(self, output: Any, batch: Batch) -> torch.Tensor | None:
         if self.loss_function is not None and not self.only:

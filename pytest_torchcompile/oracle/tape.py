@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.higher_order import is_higher_order, run_higher_order
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -87,7 +86,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator; keep what it drew and how it rounds."""
-        if is_higher_order(func):
+        # ``torch.cond`` and its like, torch 2.8 to 2.15.
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            # Here, for most programs have none.
+            from pytest_torchcompile.oracle.higher_order import run_higher_order
+
             return run_higher_order(self, func, args, kwargs or {})
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out

@@ -52,6 +52,21 @@ def test_a_row_that_is_written_in_place(method, read):
     assert roof.bytes == kernel.bytes_read + 2 * ROW
 
 
+class Attends(Cache):
+    """Writes a row, and then reads all of them, as attention over a cache does."""
+
+    def forward(self, x):
+        self.rows[5] = x[0]
+        return self.rows.sum(0)
+
+
+def test_what_others_have_written_there_is_read():
+    """Beside the row that the kernel has written itself; only that one told as read would be a line of many."""
+    _, kernel = _kernel(Attends("index_copy_"), torch.randn(1, WIDTH))
+    assert kernel.bytes_read == ROW + (ROWS - 1) * ROW
+    assert kernel.bytes_written == 2 * ROW
+
+
 class Twice(Cache):
     """Into the same memory twice: its bytes are told once."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.checks.severity import WRONG
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes, fresh_places
 from pytest_torchcompile.gate.gate import GateOutcome, judge_cells
@@ -193,7 +194,14 @@ def _what_is_good(outcome: GateOutcome) -> str:
     known = len(outcome.allowed.excused) + len(outcome.allowed.tolerated)
     if known:
         text += f", {known} fail as the policy allows"
+    if outcome.cells and not any(map(_compares_numbers, outcome.cells.values())):
+        text += "; no check compared numbers"
     return text
+
+
+def _compares_numbers(cell: JudgedCell) -> bool:
+    """Whether a check judged the cell that fails where it computes something else than eager."""
+    return any(name in CHECKS and CHECKS[name].effect == WRONG for name in cell.verdicts)
 
 
 def _lines_of_finding(outcome: GateOutcome, finding: Finding) -> Iterator[str]:

@@ -172,6 +172,40 @@ def test_what_torch_does_otherwise_beside_a_tape():
     assert came.problem is not None
 
 
+class Double(nn.Module):
+    """In float64, where no wider run is there to hold it against."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x):
+        """(B, 4) in float64 -> the same."""
+        return torch.tanh(self.linear(x))
+
+
+def off_by(share):
+    """A backend whose first result is off by a share of its largest value, in its first element."""
+    def backend(module, example_inputs):
+        def run(*arguments):
+            first, *others = module(*arguments)
+            change = torch.zeros_like(first)
+            change.view(-1)[0] = share * first.detach().abs().max()
+            return first + change, *others
+
+        return run
+
+    return backend
+
+
+@pytest.mark.parametrize(("share", "found"), [(2.0**-49, False), (1e-3, True), (0.01, True)])
+def test_a_float64_leaf_may_be_off_in_its_last_digits_alone(share, found):
+    """By 16 eps of its largest value, 2**-48; by more it is wrong like every other."""
+    came = run(Double, off_by(share), call(B=3, dtypes="float64 0"))
+    assert came.calls == 1
+    assert (came.problem is not None) == found
+
+
 def hardly_off(module, example_inputs):
     """A backend that rounds a thousand and something the other way, and so what is left of it without the thousand."""
     def run(*arguments):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,14 +71,11 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
 
 def _raised_problem(section: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     """The compiled run raised: where, and which stage of the compiler, if that was found out."""
-    evidence = f"{error['text']}\n{error['traceback']}"
     # Older reports do not say where it was raised.
-    file, line, source = section.get("raised_at") or ("", 0, "")
-    if file:
-        evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
+    evidence, file, line = _evidence_of(error, section.get("raised_at"))
     if library := broken_library(error["text"]):
         return Problem(f"{RAISED} {error['type']} in {error['phase']}: a broken file in torch's cache, {library}",
-                       evidence=evidence.strip(), file=file, line=line,
+                       evidence=evidence, file=file, line=line,
                        hint="a compile that was interrupted left it so, which says nothing of the model: "
                             f"`rm {library}`, and run again")
     hint = tried_remedy(section)
@@ -86,8 +83,20 @@ def _raised_problem(section: Mapping[str, Any], error: Mapping[str, Any]) -> Pro
         hint = "the same call with backend='eager' and then 'aot_eager' tells which stage raises"
     return Problem(
         f"{RAISED} {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
-        evidence=evidence.strip() + located_stage(section), hint=hint, file=file, line=line,
+        evidence=evidence + located_stage(section), hint=hint, file=file, line=line,
     )
+
+
+def _evidence_of(error: Mapping[str, Any], raised_at: Sequence[Any] | None) -> tuple[str, str, int]:
+    """The text and the stack of an error, with the user's operator before them; and the operator's file and line.
+
+    ``raised_at``: file, line and source of the operator; None where no graph tells.
+    """
+    evidence = f"{error['text']}\n{error['traceback']}"
+    file, line, source = raised_at or ("", 0, "")
+    if file:
+        evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
+    return evidence.strip(), file, line
 
 
 def broken_library(text: str) -> str:
@@ -195,10 +204,7 @@ def _judge_own_draws(drawn: Mapping[str, Any] | None) -> Iterator[Problem]:
 
 
 def _raised_with_own_draws(drawn: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
-    evidence = f"{error['text']}\n{error['traceback']}".strip()
-    file, line, source = drawn["raised_at"] or ("", 0, "")
-    if file:
-        evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
+    evidence, file, line = _evidence_of(error, drawn["raised_at"])
     return Problem(f"{_OWN_DRAWS} {RAISED} {error['type']} in {error['phase']} of {drawn['call']}: "
                    f"{headline(error['text'])}", evidence=evidence, hint=_EAGERS_DRAWS, file=file, line=line)
 

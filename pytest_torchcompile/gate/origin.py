@@ -364,12 +364,12 @@ def _check_folders(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
             text = f"{report.name} is of commit {git['commit'][:SHOWN]}, and HEAD of its folder is {head[:SHOWN]}"
             yield Finding("commit", "note", text)
         edited = request.edited.get(report.name, "")
+        # An edit while the run went on is told already.
+        if not edited or _run_block(report).get("sources_edited"):
+            continue
         text = f"{report.name} is older than edits in its folder: {edited}"
         # What the run has imported is what it judged. Of other files nobody knows whether it would read them.
-        if _run_block(report).get("sources_edited"):
-            # Which is told already.
-            continue
-        if edited and edited != TRACKED_FILES:
+        if edited != TRACKED_FILES:
             yield _earlier_finding(text, (), request)
-        elif edited:
+        else:
             yield Finding("sources", "note", text, hint="run the matrix again to have them judged")

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
+from pytest_torchcompile.oracle.whole_numbers import rounds_nothing
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
@@ -99,7 +100,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for position, name in about.writes.items():
             self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
         if _is_real(first):
-            self._note_rounding(about, args, first)
+            self._note_rounding(about, args, kwargs or {}, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             # Dropout returns the mask that it has drawn beside the result.
             drawn = out[1] if func._schema.name == "aten::native_dropout" else out
@@ -126,7 +127,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.spares_parameters = False
         self._memory, self._written = [], set()
 
-    def _note_rounding(self, about: Operator, args: tuple[Any, ...], result: torch.Tensor) -> None:
+    def _note_rounding(self, about: Operator, args: tuple[Any, ...], kwargs: dict[str, Any],
+                       result: torch.Tensor) -> None:
         unit = unit_of(result.dtype)
         narrowed = {}
         for position, argument in enumerate(args):
@@ -140,7 +142,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 narrowed = {0: unit}
             else:
                 unit = 0.0  # nothing is rounded
-        elif about.exact:
+        elif about.exact or rounds_nothing(about, args, kwargs, result):
             unit = 0.0
         if about.exact and narrowed:
             setattr(result, _NARROWED, max(narrowed.values()))

@@ -210,7 +210,10 @@ class Estimate:
             if not math.isfinite(float(error.dot(error))) or self._near < float("inf"):
                 # not (a > b): NaN is not smaller
                 self._mark_brink(start, exact.isfinite() & ~(drawn.abs() <= self._near))
+                missing = exact.isfinite() & ~drawn.isfinite()
                 error, exact = finite_values(error), finite_values(exact)
+                # No deviation is no small deviation: the usual one stands in for it.
+                error = torch.where(missing, self.levels.of(exact).to(error.dtype), error)
             torch.maximum(reach, error.abs().to(reach.dtype), out=reach)
             torch.hypot(spread, error.to(spread.dtype), out=spread)
             projections.add(error, exact)

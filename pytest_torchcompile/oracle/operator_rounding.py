@@ -148,13 +148,14 @@ Not expm1 and log1p, which are there to be right near zero."""
 # Operators that only move, choose or count values: what they return is one of their inputs, exactly.
 _EXACT = frozenset({
     "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "alias", "amax", "amin", "arange", "argmax", "argmin", "bernoulli", "cat", "ceil", "clamp",
+    "alias", "amax", "amin", "aminmax", "arange", "argmax", "argmin", "bernoulli", "cat", "ceil", "clamp",
     "clamp_max", "clamp_min", "clone", "complex", "constant_pad_nd", "copy", "copysign", "cummax",
     "cummin", "detach", "diagonal_copy", "embedding", "empty", "empty_like", "empty_permuted",
     "empty_strided", "expand_copy", "eye", "fill", "flip", "floor", "fmax", "fmin", "full", "full_like",
     "gather", "index", "index_copy", "index_select", "kthvalue", "lift", "lift_fresh", "lift_fresh_copy",
     "masked_fill", "masked_scatter", "masked_select", "max", "max_pool2d_with_indices",
     "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "mode", "multinomial", "nan_to_num",
+    "nanmedian",
     "neg", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "normal", "ones",
     "ones_like", "permute_copy", "pixel_shuffle", "pixel_unshuffle", "rand", "rand_like", "randint",
     "randn", "randn_like", "randperm", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu",

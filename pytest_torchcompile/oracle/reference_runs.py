@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.estimate import Estimate, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.noise import Dice, Wide
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
@@ -182,15 +183,17 @@ class _Runs(Reference):
     def _draw(self, number: int, names: Iterable[str]) -> Fault | None:
         """Make a draw for some leaves; returns what it raised. The same number is the same noise whenever it is drawn.
 
-        The first draw of all is repeated with other noise where it raises.
+        The first draw of all is repeated with other noise where it raises, or makes NaN of a leaf.
         """
         noise = 2.0 if number >= FEW and number % 2 else 1.0
         self._dice.begin_sequence(number + DRAWS[-1] * self._refused)
         drawn = self._run_with(noise)
-        if drawn.error is not None and not self.draws:
-            self._refused += 1
-            return drawn.error
         values = drawn.values_by_name()
+        if not self.draws:
+            refusal = drawn.error or self._lost_in(values)
+            if refusal is not None:
+                self._refused += 1
+                return refusal
         for name in names:
             estimate = self.estimates[name]
             if drawn.error is None:
@@ -198,6 +201,13 @@ class _Runs(Reference):
             estimate.offered += 1
         self.draws = max(self.draws, number + 1)
         return drawn.error
+
+    def _lost_in(self, values: dict[str, Any]) -> Fault | None:
+        """A fault where noise makes NaN of a leaf: the program asks whether two numbers are equal, and they are not."""
+        for name, estimate in self.estimates.items():
+            if _is_lost(estimate, values.get(name)):
+                return Fault("ArithmeticError", f"noise makes NaN of {name}", "noise")
+        return None
 
     def _run_with(self, noise: float) -> Recording:
         """Run the program as its kind says, with so many times its usual noise; 0: exactly."""
@@ -239,6 +249,14 @@ class _Runs(Reference):
                 self._dice.disturb(tensor, unit)
 
         return disturb
+
+
+def _is_lost(estimate: Estimate, drawn: Any) -> bool:
+    """Whether a draw is NaN in most elements that have a finite value: it measures nothing."""
+    if not estimate.continuous or not isinstance(drawn, torch.Tensor) or drawn.shape != estimate.value.shape:
+        return False
+    finite = estimate.value.isfinite()
+    return bool(2 * (finite & small_to_cpu(drawn).isnan()).sum() > finite.sum())
 
 
 def _kinds_to_try(unit: float) -> list[str]:

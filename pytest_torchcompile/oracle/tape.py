@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.exact_calls import rounds_nothing
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
-from pytest_torchcompile.oracle.whole_numbers import rounds_nothing
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]

@@ -1,13 +1,16 @@
-"""Sums and products of whole numbers, in which nothing rounds.
+"""Calls in which nothing rounds, of operators that round elsewhere.
 
 Models count in floating point: ``mask.cumsum(1) > 3``. A count is exact whatever the order of its terms. Noise in it
 would flip a comparison that no rounding flips, and excuse whatever depends on that.
+
+A scatter that keeps the largest value, and a norm that is one, hand on a number as it is. Their backward passes ask
+which number that was, by ``==``. With noise it was none, and they divide by a count of zero.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -17,6 +20,9 @@ from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["rounds_nothing"]
 
+_EXTREMES: Final = frozenset({"amax", "amin", "max", "min"})
+_REDUCING_SCATTERS: Final = frozenset({"index_reduce", "scatter_reduce", "segment_reduce"})
+_NORMS: Final = frozenset({"linalg_vector_norm", "norm"})
 _ELEMENTWISE: Final = frozenset({"add", "mul", "rsub", "square", "sub"})
 _SCATTERS: Final = frozenset({"index_add", "scatter_add"})
 _SUMS: Final = frozenset({"cumsum", "nansum", "sum"})
@@ -24,7 +30,20 @@ _EXACT_ON_WHOLE: Final = _ELEMENTWISE | _SCATTERS | _SUMS | PRODUCTS | {"dot"}
 
 
 def rounds_nothing(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:
-    """Whether this call adds or multiplies whole numbers, all so small that the result's dtype holds every sum.
+    """Whether this call picks one of the numbers that it is given, or adds and multiplies whole ones."""
+    return _picks_one(about, args) or _computes_on_whole(about, args, kwargs, result)
+
+
+def _picks_one(about: Operator, args: Sequence[Any]) -> bool:
+    if about.name in _REDUCING_SCATTERS:
+        return not _EXTREMES.isdisjoint(each for each in args if isinstance(each, str))
+    if about.name in _NORMS:
+        return any(isinstance(each, float) and math.isinf(each) for each in args)
+    return False
+
+
+def _computes_on_whole(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:
+    """Whether all are whole numbers, so small that the result's dtype holds every sum.
 
     The number of terms times the largest of each factor bounds the sums: it holds for any order of summation, and for
     partial sums that are kept in the dtype of the result. Of a call that writes to an argument nobody knows any more
@@ -40,7 +59,7 @@ def rounds_nothing(about: Operator, args: Sequence[Any], kwargs: Mapping[str, An
     if not all(_is_whole(tensor) for tensor in (result, *tensors)):
         return False
     factors += [float(tensor.abs().amax()) for tensor in tensors if tensor.numel()]
-    largest = prod(max(1.0, factor) for factor in factors)
+    largest = math.prod(max(1.0, factor) for factor in factors)
     return largest * _count_terms(about, args) * unit_of(result.dtype) <= 1
 
 

@@ -73,6 +73,9 @@ WHICH = torch.zeros(3, 4, dtype=torch.int64)
     (aten.scatter_add.default, (WHOLE, 0, torch.zeros(3, 4, dtype=torch.int64), WHOLE), {}, True),
     (aten.add.Tensor, (WHOLE, torch.ones(4, dtype=torch.int64)), {}, True),
     (aten.mul.Tensor, (WHOLE, -3), {}, True),
+    (aten.floor_divide.default, (WHOLE, torch.full((4,), 3.0)), {}, True),
+    (aten.remainder.Scalar, (WHOLE, 3), {}, True),
+    (aten.floor_divide.default, (WHOLE, torch.full((4,), 0.1)), {}, False),
     # A factor that is no whole number, though the result is one.
     (aten.add.Tensor, (WHOLE * 10, WHOLE * 10), {"alpha": 0.1}, False),
     (aten.mul.Tensor, (WHOLE * 10, 0.1), {}, False),

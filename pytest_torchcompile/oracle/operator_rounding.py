@@ -145,25 +145,27 @@ APPROXIMATED = frozenset({"celu", "elu", "erf", "erfc", "erfinv", "gelu", "gelu_
 
 Not expm1 and log1p, which are there to be right near zero."""
 
-# Operators that only move, choose or count values: what they return is one of their inputs, exactly.
+# Operators that only move, choose or count values: what they return is one of their inputs, or a whole number. Of a
+# mixture of experts ``histc`` counts the tokens: with noise a token went to another expert.
 _EXACT = frozenset({
-    "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "alias", "amax", "amin", "aminmax", "arange", "argmax", "argmin", "bernoulli", "cat", "ceil", "clamp",
-    "clamp_max", "clamp_min", "clone", "complex", "constant_pad_nd", "copy", "copysign", "cummax",
-    "cummin", "detach", "diagonal_copy", "embedding", "empty", "empty_like", "empty_permuted",
-    "empty_strided", "expand_copy", "eye", "fill", "flip", "floor", "fmax", "fmin", "full", "full_like",
-    "gather", "index", "index_copy", "index_select", "kthvalue", "lift", "lift_fresh", "lift_fresh_copy",
-    "masked_fill", "masked_scatter", "masked_select", "max", "max_pool2d_with_indices",
-    "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "mode", "multinomial", "nan_to_num",
-    "nanmedian",
-    "neg", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "normal", "ones",
-    "ones_like", "permute_copy", "pixel_shuffle", "pixel_unshuffle", "rand", "rand_like", "randint",
-    "randn", "randn_like", "randperm", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu",
-    "repeat", "replication_pad1d", "replication_pad2d", "replication_pad3d", "resize", "roll", "round",
-    "scalar_tensor", "scatter", "select_backward", "select_copy", "select_scatter", "sgn", "sign",
-    "slice_backward", "slice_copy", "slice_scatter", "sort", "split_copy", "split_with_sizes_copy",
-    "squeeze_copy", "stack", "t_copy", "take", "threshold", "threshold_backward", "topk",
-    "transpose_copy", "tril", "triu", "trunc", "unbind_copy", "uniform", "unsqueeze_copy",
+    "_local_scalar_dense", "_to_copy", "_unique", "_unique2", "_unsafe_index", "_unsafe_view", "abs",
+    "adaptive_max_pool2d", "adaptive_max_pool3d", "alias", "amax", "amin", "aminmax", "arange",
+    "argmax", "argmin", "bernoulli", "bucketize", "cat", "ceil", "clamp", "clamp_max", "clamp_min",
+    "clone", "complex", "constant_pad_nd", "copy", "copysign", "count_nonzero", "cummax", "cummin",
+    "detach", "diagonal_copy", "embedding", "empty", "empty_like", "empty_permuted", "empty_strided",
+    "equal", "expand_copy", "eye", "fill", "flip", "floor", "fmax", "fmin", "full", "full_like",
+    "gather", "histc", "index", "index_copy", "index_select", "isin", "kthvalue", "lift", "lift_fresh",
+    "lift_fresh_copy", "masked_fill", "masked_scatter", "masked_select", "max",
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "mode",
+    "multinomial", "nan_to_num", "nanmedian", "neg", "new_empty", "new_empty_strided", "new_full",
+    "new_ones", "new_zeros", "nonzero", "normal", "ones", "ones_like", "permute_copy", "pixel_shuffle",
+    "pixel_unshuffle", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu", "repeat", "replication_pad1d",
+    "replication_pad2d", "replication_pad3d", "resize", "roll", "round", "scalar_tensor", "scatter",
+    "searchsorted", "select_backward", "select_copy", "select_scatter", "sgn", "sign", "slice_backward",
+    "slice_copy", "slice_scatter", "sort", "split_copy", "split_with_sizes_copy", "squeeze_copy",
+    "stack", "t_copy", "take", "threshold", "threshold_backward", "topk", "transpose_copy", "tril",
+    "triu", "trunc", "unbind_copy", "uniform", "unique_consecutive", "unique_dim", "unsqueeze_copy",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "where", "zero",
     "zeros", "zeros_like",
 })

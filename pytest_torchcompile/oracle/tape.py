@@ -101,6 +101,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
         if _is_real(first):
             self._note_rounding(about, args, kwargs or {}, first)
+        else:
+            # It decides or counts. What it is given has been rounded where it was made, and is not rounded again.
+            self.roundings.setdefault(key_of(about, args), Rounding())
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             # Dropout returns the mask that it has drawn beside the result.
             drawn = out[1] if func._schema.name == "aten::native_dropout" else out

@@ -10,6 +10,7 @@ from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.exact_calls import rounds_nothing
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import operator_facts
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.reference_runs import reference
@@ -223,3 +224,73 @@ def test_a_draw_that_is_no_number_counts_as_the_usual_noise():
     usual = float(estimate.spread[4])
     assert float(estimate.spread[5]) == pytest.approx(usual, rel=0.5)
     assert estimate.brink.nonzero().tolist() == [[5]]
+
+
+@torch.library.custom_op("pytest_torchcompile_tests::rows_before", mutates_args=())
+def rows_before(counts: torch.Tensor) -> torch.Tensor:
+    """Where the rows of each expert begin, from floating counts: an operator that nobody knows."""
+    return (counts.cumsum(0) - counts).long()
+
+
+@rows_before.register_fake
+def _(counts):
+    return torch.empty_like(counts, dtype=torch.int64)
+
+
+class Experts(nn.Module):
+    """Rows sorted by expert, counted by ``histc`` as transformers counts them, and handed to the experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x, expert):
+        rows = x[expert.argsort(stable=True)]
+        counts = torch.histc(expert.float(), bins=3, min=0, max=2)
+        starts = rows_before(counts).tolist()
+        ends = [*starts[1:], len(x)]
+        parts = [rows[start:end] @ weight for start, end, weight in zip(starts, ends, self.weights, strict=True)]
+        return torch.cat(parts)
+
+
+class FirstRows(nn.Module):
+    """So many rows as a count says."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x, marked):
+        return x[: int(marked.sum().item())] @ self.weight
+
+
+EXPERT = torch.tensor([0, 1, 1, 2, 0, 2, 2, 1, 0, 1])
+
+
+@pytest.mark.parametrize(("model", "rest"), [(Experts, EXPERT), (FirstRows, (EXPERT > 0).float())])
+def test_what_counts_hands_on_no_noise(model, rest):
+    """Nothing but the products rounds: the noise of every leaf is a few roundings, and no row goes elsewhere."""
+    torch.manual_seed(0)
+    found = reference_of(model(), torch.randn(10, 8), rest)
+    while found.draws < 8:
+        assert found.more()
+    assert found.kind == "float64"
+    for name, estimate in found.estimates.items():
+        if estimate.continuous:
+            assert estimate.odd == 0
+            assert float(estimate.spread.norm()) < 1e-5 * float(estimate.value.norm()), name
+
+
+@pytest.mark.parametrize("operator", [
+    lambda x: torch.searchsorted(WHOLE.flatten(), x), lambda x: torch.bucketize(x, WHOLE.flatten()),
+    torch.nonzero, lambda x: torch.unique(x, return_inverse=True)[1], lambda x: torch.isin(x, WHOLE),
+    lambda x: x.count_nonzero(), lambda x: torch.histc(x, 4, 0, 12), lambda x: torch.equal(x, x.clone()),
+])  # fmt: skip
+def test_what_decides_by_equal_numbers_is_given_them_as_they_are(operator):
+    """Also in a float64 model, of which the tape's units are not used."""
+    for dtype in (torch.float32, torch.float64):
+        given = WHOLE.flatten().to(dtype)
+        expected = operator(given)
+        with Wide(torch.float64, None, factor=1.0, unit=2.0**-24, accumulator=2.0**-24):
+            noisy = operator(given.double())
+        assert torch.equal(torch.as_tensor(noisy), torch.as_tensor(expected).to(torch.as_tensor(noisy).dtype))

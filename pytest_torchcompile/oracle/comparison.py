@@ -40,7 +40,8 @@ def compare(
     *,
     limits: Limits | None = None,
 ) -> list[Leaf]:
-    """Compare everything that two recordings hold; ``limits.problem`` says which leaves are wrong.
+    """Compare everything that two recordings hold; ``leaf_limits.problem`` says which leaves are
+    wrong.
 
     Args:
         eager: The run to be trusted in everything but rounding.

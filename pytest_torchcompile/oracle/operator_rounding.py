@@ -1,9 +1,12 @@
 """How operators round. First the unit roundoffs: the largest relative error of one rounding to a dtype, and which
 products torch may compute in less than the dtype of their inputs: TF32, bfloat16, rounded partial sums.
 
-Then what the noise model has to know about an operator: does it round, does it add up, how many terms? Operators that
-torch has in no wide precision are written out here, for the float64 run. To add one: a function of the operator's own
-arguments, and its name in ``EMULATED``.
+Then what the noise model has to know about an operator: does it round, does it add up, how many terms? One that moves,
+chooses or counts belongs into ``_EXACT``, one that is approximated to an absolute error into ``APPROXIMATED``. All
+others round once, by the unit that the eager run shows. Where only some calls round, see ``exact_calls.py``.
+
+Operators that torch has in no wide precision are written out here, for the float64 run. To add one: a function of the
+operator's own arguments, and its name in ``EMULATED``.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def wide_dtype(dtype: torch.dtype, wide: torch.dtype) -> torch.dtype:
     return dtype
 
 
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "_addmm_activation")
+_NARROWED_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "_addmm_activation")
 _CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose")
 _RECURRENT = ("_cudnn_rnn", "_cudnn_rnn_backward")
 # By torch's name of a precision; one that is not here rounds no inputs.
@@ -87,7 +90,7 @@ def input_units(tensors: Iterable[torch.Tensor], unit: float) -> dict[str, float
     if "cuda" in devices:
         return _cuda_units(unit)
     if "cpu" in devices and (products := _UNITS.get(_onednn_products())) is not None:
-        return dict.fromkeys(_PRODUCTS, products)
+        return dict.fromkeys(_NARROWED_PRODUCTS, products)
     return {}
 
 
@@ -95,9 +98,9 @@ def _cuda_units(unit: float) -> dict[str, float]:
     units: dict[str, float] = {}
     if unit > FLOAT32_UNIT and _rounds_partial_sums():
         # split-K kernels add partial sums that are rounded to the dtype of the result
-        units |= dict.fromkeys(_PRODUCTS, unit)
+        units |= dict.fromkeys(_NARROWED_PRODUCTS, unit)
     elif (products := _UNITS.get(_cuda_products())) is not None:
-        units |= dict.fromkeys(_PRODUCTS, products)
+        units |= dict.fromkeys(_NARROWED_PRODUCTS, products)
     for names, part in ((_CONVOLUTIONS, "conv"), (_RECURRENT, "rnn")):
         if (cudnn := _UNITS.get(_cudnn_precision(part))) is not None:
             units |= dict.fromkeys(names, cudnn)
@@ -169,6 +172,7 @@ _EXACT = frozenset({
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "where", "zero",
     "zeros", "zeros_like",
 })
+_TORCH_NAMESPACES = frozenset({"aten", "prims"})
 _REDUCTIONS = frozenset({
     "linalg_vector_norm", "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var",
     "var_mean",
@@ -180,7 +184,7 @@ class Operator:
     """Facts about one overload, read once from its schema."""
 
     name: str
-    """Without namespace and trailing underscore: ``aten::add_.Tensor`` is ``add``."""
+    """``aten::add_.Tensor`` is ``add``: without trailing underscore, and of torch's own without the namespace."""
     exact: bool
     random: bool
     accumulates: bool
@@ -198,7 +202,10 @@ class Operator:
 def operator_facts(func: Any) -> Operator:
     """Read the schema of an ``OpOverload``."""
     schema = func._schema
-    name = schema.name.split("::")[1]
+    namespace, name = schema.name.split("::")
+    # What a library calls ``mylib::sort`` may do anything.
+    if namespace not in _TORCH_NAMESPACES:
+        name = schema.name
     if not name.startswith("__"):
         name = name.rstrip("_")
     writes, running = {}, []

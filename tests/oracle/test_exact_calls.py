@@ -294,3 +294,15 @@ def test_what_decides_by_equal_numbers_is_given_them_as_they_are(operator):
         with Wide(torch.float64, None, factor=1.0, unit=2.0**-24, accumulator=2.0**-24):
             noisy = operator(given.double())
         assert torch.equal(torch.as_tensor(noisy), torch.as_tensor(expected).to(torch.as_tensor(noisy).dtype))
+
+
+@torch.library.custom_op("pytest_torchcompile_tests::sort", mutates_args=())
+def sort(x: torch.Tensor) -> torch.Tensor:
+    """Not what its name says: a third of it, which rounds."""
+    return x / 3
+
+
+def test_an_operator_of_a_library_is_not_known_by_its_bare_name():
+    facts = operator_facts(torch.ops.pytest_torchcompile_tests.sort.default)
+    assert (facts.name, facts.exact) == ("pytest_torchcompile_tests::sort", False)
+    assert operator_facts(aten.sort.default).exact

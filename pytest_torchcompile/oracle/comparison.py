@@ -180,7 +180,7 @@ class _Judge:
             leaves[places[name]] = self._measure(self._measured[name])
         eps = self._coarsest_eps()
         for name, place in places.items():
-            if self._may_waver(leaves[place]) and self._wavers(self._measured[name]):
+            if self._needs_second_run(leaves[place]) and self._wavers(self._measured[name]):
                 leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
             else:
                 leaves[place] = self._with_excuse(leaves[place], self._measured[name], eps)
@@ -262,8 +262,8 @@ class _Judge:
     def _measure(self, values: _Values) -> Leaf:
         return _against(self._reference(), values, self._limits)
 
-    def _may_waver(self, leaf: Leaf) -> bool:
-        """Whether a second eager run can say anything of a leaf: that noise excuses it only because eager wavers.
+    def _needs_second_run(self, leaf: Leaf) -> bool:
+        """Whether to ask a second eager run: noise may excuse this leaf only because eager does not repeat itself.
 
         Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
         no element by much. A leaf that is zero but for noise is undecided as it is.

@@ -126,10 +126,12 @@ def _row_medians(counts: torch.Tensor) -> list[int]:
             found = sum(loud[low:high])
         lows.append(low)
         highs.append(high)
-    above = torch.nn.functional.pad(noisy.cumsum(0), (0, 0, 1, 0))
-    below = (above[highs] - above[lows]).cumsum(1)
+    # Row i: how many elements the rows before i have of each noise. So a difference sums the rows low to high.
+    sums_before = torch.nn.functional.pad(noisy.cumsum(0), (0, 0, 1, 0))
+    pooled = sums_before[highs] - sums_before[lows]
     # The first bin is the loudest: the lower median is the last one that has at most half of all before it.
-    medians = (below <= below[:, -1:] // 2).sum(1).clamp_(max=_NOISES - 1)
+    at_least_so_loud = pooled.cumsum(1)
+    medians = (at_least_so_loud <= at_least_so_loud[:, -1:] // 2).sum(1).clamp_(max=_NOISES - 1)
     # Rows without elements take the median of the nearest row that has some.
     nearest = (torch.arange(len(loud))[:, None] - filled).abs().argmin(1)
     found_medians: list[int] = medians[nearest].tolist()

@@ -155,24 +155,26 @@ class _Sums:
         found += [weighted.dot(weighted)]
         weighted_error = torch.mul(error, piece.weights, out=piece.other)
         found += [weighted_error.dot(weighted), weighted_error.sum()]
-        # As ``Scale.element_noise``: eager's error and the level are two draws. All of it squared.
-        noise = own.square_().addcmul_(level, level).mul_(0.5)
+        # As ``Scale.element_noise``: eager's error and the level are two draws. All of it is squared, in the memory
+        # of what it is made from: from here on ``own`` and ``error`` are spoilt.
+        squared_noise = own.square_().addcmul_(level, level).mul_(0.5)
         floor = torch.mul(size, unit, out=piece.other).add_(tiny).square_()
-        torch.maximum(noise, floor, out=noise)
+        torch.maximum(squared_noise, floor, out=squared_noise)
         squared_size, squared_error = torch.square(size, out=piece.spare), error.square_()
-        ratio = torch.div(squared_error, noise, out=piece.other)
-        found += [ratio.sum(), ratio.amax(), squared_error.amax(), squared_size.amax(), noise.amax()]
-        self._add_found(torch.stack(found).tolist(), ratio)
+        squared_ratio = torch.div(squared_error, squared_noise, out=piece.other)
+        found += [squared_ratio.sum(), squared_ratio.amax(), squared_error.amax(), squared_size.amax()]
+        found += [squared_noise.amax()]
+        self._add_found(torch.stack(found).tolist(), squared_ratio)
         if not self.finite:
             return
         if not self.has_signal:
-            self.has_signal = bool((squared_size > noise * limits.peak**2).any())
+            self.has_signal = bool((squared_size > squared_noise * limits.peak**2).any())
         if self._loudest * limits.rms >= typical:
-            self.blind += int((noise * limits.rms**2 >= size.clamp(min=typical).square_()).sum())
+            self.blind += int((squared_noise * limits.rms**2 >= size.clamp(min=typical).square_()).sum())
         if self._highest > limits.rms:
-            off = ratio > limits.rms**2
+            off = squared_ratio > limits.rms**2
             self.wrong += int(off.sum())
-            lost = off & (squared_size > noise * limits.rms**2) & (squared_error >= squared_size * HALF**2)
+            lost = off & (squared_size > squared_noise * limits.rms**2) & (squared_error >= squared_size * HALF**2)
             self.lost += int(lost.sum())
         self.count += expected.numel()
 

@@ -61,7 +61,7 @@ def test_a_step_and_its_model_have_references_of_their_own(captures):
     """
     for capture in captures:
         seen = observed(capture=capture, compiler="inductor", decompositions="inductor")
-        assert problems(seen) == dict.fromkeys(CHECKS, [])
+        assert not any(problems(seen).values())
         for name in ("equivalence", "gradients"):
             assert "eager-only" not in [leaf.get("against") for leaf in seen["sections"][name]["leaves"]]
     found = problems(observed(capture=captures[1], passes="test_whole_step_cell:larger_gradient"))

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import fx
 
-__all__ = ["constant_folding"]
+__all__ = ["constant_folding", "real_tensors"]
 
 _LARGEST: Final = 1 << 16
 """Elements of a constant that is worth keeping; a larger one would cost memory for as long as the code lives."""
@@ -58,7 +58,7 @@ def _constant_value(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node,
         return None
     if told.numel() > _LARGEST:
         return None
-    with _real_tensors():
+    with real_tensors():
         arguments = fx.node.map_arg(node.args, values.__getitem__)
         value = node.target(*arguments, **fx.node.map_arg(node.kwargs, values.__getitem__))  # type: ignore[operator]
         if not isinstance(value, torch.Tensor):
@@ -93,7 +93,7 @@ def _handed_out(module: fx.GraphModule) -> set[fx.Node]:
 
 
 @contextlib.contextmanager
-def _real_tensors() -> Iterator[None]:
+def real_tensors() -> Iterator[None]:
     """No fake tensors, no tracing, no gradients.
 
     Private: ``torch.utils._python_dispatch._disable_current_modes`` (torch 2.8 to 2.15; 2.13 tried).

@@ -12,7 +12,7 @@ from pytest_torchcompile.backends import TABLES
 from pytest_torchcompile.errors import InstrumentError, UsageError, nearest
 from pytest_torchcompile.loading import kind_of, resolve
 
-__all__ = ["Table", "decomposition_table", "needs_table"]
+__all__ = ["Table", "decomposition_table", "needs_table", "refuse_unknown_table"]
 
 Table: TypeAlias = "dict[Any, Callable[..., Any]]"
 # What Inductor says of an operator that its own table would have taken apart (_inductor/lowering.py, make_fallback,
@@ -31,15 +31,26 @@ def decomposition_table(choice: str | Mapping[Any, Callable[..., Any]] | None, r
         return dict(choice)
     if choice in TABLES:
         return _table_of_torch(choice)
-    if ":" not in choice:
-        raise UsageError(f"decompositions {choice!r} names no table; expected module:table, or "
-                         f"{nearest(choice, TABLES)}")
+    refuse_unknown_table(choice, root)
     found = resolve(choice, root or Path.cwd(), "decompositions", Mapping)
     table = found if isinstance(found, Mapping) else found()
     if not isinstance(table, Mapping):
         raise UsageError(f"decompositions {choice!r} gave {kind_of(table)}; expected a mapping of operators, such as "
                          "torch.ops.aten.relu.default, to functions")
     return dict(table)
+
+
+def refuse_unknown_table(choice: object, root: Path | None = None) -> None:
+    """Raise :class:`UsageError` for what can be no table; of ``module:table`` the module is imported."""
+    if choice is None or isinstance(choice, Mapping) or choice in TABLES:
+        return
+    if not isinstance(choice, str):
+        raise UsageError(f"decompositions is {choice!r}; expected {', '.join(TABLES)}, module:table, or a mapping of "
+                         "operators to functions")
+    if ":" not in choice:
+        raise UsageError(f"decompositions {choice!r} names no table; expected module:table, or "
+                         f"{nearest(choice, TABLES)}")
+    resolve(choice, root or Path.cwd(), "decompositions", Mapping)
 
 
 def _table_of_torch(name: str) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-__all__ = ["forward_nodes", "nodes_from_gradients", "put_backward_behind"]
+__all__ = ["forward_nodes", "nodes_from_gradients", "put_backward_behind", "tag_halves"]
 
 
 def nodes_from_gradients(module: fx.GraphModule) -> set[fx.Node]:
@@ -45,3 +45,17 @@ def put_backward_behind(module: fx.GraphModule) -> None:
         last.append(node)
     if early:
         module.recompile()
+
+
+def tag_halves(module: fx.GraphModule) -> None:
+    """Mark the operators of a joint graph that was made anew as torch does: of the forward, or of the backward.
+
+    By ``partitioner_tag`` ``default_partition`` knows what of the forward the backward may read (torch 2.13). Without
+    it, it hands over results that are written to behind the forward, as the new values of a batch norm's buffers.
+    """
+    backward = nodes_from_gradients(module)
+    operators = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+    if not backward or any("partitioner_tag" in node.meta for node in operators):
+        return
+    for node in operators:
+        node.meta["partitioner_tag"] = "is_backward" if node in backward else "is_forward"

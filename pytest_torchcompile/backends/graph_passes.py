@@ -26,7 +26,7 @@ from pytest_torchcompile.backends.bf16_islands import bf16_islands
 from pytest_torchcompile.backends.collective_buckets import bucket_collectives
 from pytest_torchcompile.backends.constant_nodes import constant_folding
 from pytest_torchcompile.backends.cuda_graphs import cuda_graphs
-from pytest_torchcompile.backends.graph_halves import forward_nodes
+from pytest_torchcompile.backends.graph_halves import forward_nodes, tag_halves
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.loading import kind_of, one_line, resolve
 
@@ -122,6 +122,7 @@ def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool
         UsageError: it raised, left a broken graph, or changed how many inputs or results the graph has.
     """
     shape = _shape_of(module)
+    notes = _Notes(module)
     wants_inputs = _parameters(each.function) > 1
     arguments = (module, example_inputs(module)) if wants_inputs else (module,)
     try:
@@ -137,7 +138,12 @@ def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool
     if not isinstance(returned, fx.GraphModule):
         raise UsageError(f"{told} returned {kind_of(returned)}; expected the GraphModule, or None if it was changed in "
                          "place; a function that runs the graph only from the last pass, with `compiler: none`")
+    left = _shape_of(returned)
+    if left != shape:
+        raise UsageError(f"{told} left a graph with {left[0]} inputs and {left[1]} results, where there were "
+                         f"{shape[0]} and {shape[1]}: torch hands over and takes back just those")
     try:
+        notes.put_on(returned)
         returned.graph.lint()
         returned.recompile()
         _note_values(returned)
@@ -145,11 +151,40 @@ def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool
         # Torch's text goes on with the whole graph.
         why = str(error).partition("! ")[0].splitlines()[0][:_LONGEST]
         raise UsageError(f"{told} left a broken graph: {type(error).__name__}: {why}") from error
-    left = _shape_of(returned)
-    if left != shape:
-        raise UsageError(f"{told} left a graph with {left[0]} inputs and {left[1]} results, where there were "
-                         f"{shape[0]} and {shape[1]}: torch hands over and takes back just those")
     return returned
+
+
+class _Notes:
+    """Names and notes of a graph's inputs and results, by which torch tells parameters from gradients.
+
+    A graph that was made anew (``make_fx(module)(*inputs)``, ``fx.Transformer(module).transform()``) lacks them.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._inputs = [(node.name, node.target, dict(node.meta)) for node in _placeholders(module)]
+        self._results = dict(_output(module).meta)
+
+    def put_on(self, module: fx.GraphModule) -> None:
+        """Write those that are missing onto a graph with as many inputs and results."""
+        for node, (name, target, meta) in zip(_placeholders(module), self._inputs, strict=True):
+            if node.target != target:
+                node.target = target
+                # Private (torch 2.8 to 2.15): the name, or another one where an operator has it now.
+                node._rename(name)
+            for key, value in meta.items():
+                node.meta.setdefault(key, value)
+        for key, value in self._results.items():
+            _output(module).meta.setdefault(key, value)
+        tag_halves(module)
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def _output(module: fx.GraphModule) -> fx.Node:
+    output: fx.Node = next(iter(module.graph.find_nodes(op="output")))
+    return output
 
 
 def _parameters(function: Callable[..., Any]) -> int:
@@ -165,8 +200,7 @@ def _parameters(function: Callable[..., Any]) -> int:
 
 def _shape_of(module: fx.GraphModule) -> tuple[int, int]:
     """How many inputs and results a graph has."""
-    output = next(iter(module.graph.find_nodes(op="output")))
-    return len(module.graph.find_nodes(op="placeholder")), len(torch.utils._pytree.tree_leaves(output.args))
+    return len(_placeholders(module)), len(torch.utils._pytree.tree_leaves(_output(module).args))
 
 
 def _note_values(module: fx.GraphModule) -> None:
@@ -205,7 +239,7 @@ def common_subexpressions(module: fx.GraphModule) -> fx.GraphModule:
     """
     from torch._functorch.compile_utils import fx_graph_cse
 
-    output = next(iter(module.graph.find_nodes(op="output")))
+    output = _output(module)
     graph = fx_graph_cse(module.graph)
     # Copies of nodes take their notes along; that of the output has the descriptors of all results.
     next(iter(graph.find_nodes(op="output"))).meta.update(output.meta)
@@ -217,7 +251,7 @@ def no_op_views(module: fx.GraphModule) -> None:
     aten = torch.ops.aten
     views = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
              aten.alias.default, aten._to_copy.default}
-    results = set(next(iter(module.graph.find_nodes(op="output"))).all_input_nodes)
+    results = set(_output(module).all_input_nodes)
     for node in list(module.graph.nodes):
         # What is returned stays: which memory it shares is part of what the graph promises.
         if node.target not in views or node in results:
@@ -270,8 +304,7 @@ def save_products(module: fx.GraphModule) -> None:
 def _inputs_written_to(module: fx.GraphModule) -> set[fx.Node]:
     """The inputs that get a new value: buffers, as a rule. All of them, if the graph does not say."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    output = next(iter(module.graph.find_nodes(op="output")))
-    descriptors = output.meta.get("desc")
+    descriptors = _output(module).meta.get("desc")
     if descriptors is None:
         return set(placeholders)
     written = [each.mutated_input for each in descriptors if hasattr(each, "mutated_input")]

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_torchcompile.backends.decomposition_tables import decomposition_table
+from pytest_torchcompile.backends.decomposition_tables import decomposition_table, refuse_unknown_table
 from pytest_torchcompile.backends.graph_passes import GraphPass, read_passes
 from pytest_torchcompile.backends.partitioner import partition_function
 from pytest_torchcompile.backends.whole_graph import GraphNote, WholeGraph
@@ -77,11 +77,14 @@ class Toolkit:
     passes: str | Sequence[Any] = ()
     capture: str | None = None
     compiler: str | None = None
-    dump: Path | None = None
+    dump: Path | str | None = None
     root: Path | None = None
 
     def __post_init__(self) -> None:
         # Mistakes are told where they are made, not by torch's compile error.
+        if self.dump is not None:
+            self.dump = Path(self.dump)
+        refuse_unknown_table(self.decompositions, self.root)
         self._whole = self._whole_graph()
 
     def __repr__(self) -> str:
@@ -119,6 +122,11 @@ class Toolkit:
         return first
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it takes whole graphs, and not edits of single operators."""
+        return self._whole is not None
+
+    @property
     def graph_passes(self) -> tuple[GraphPass, ...]:
         """The passes over whole graphs."""
         return self._whole.passes if self._whole is not None else ()
@@ -138,7 +146,7 @@ class Toolkit:
                              "Toolkit takes one or the other; a pass for one graph is written forward=module:function")
         return WholeGraph(
             read_passes(self.passes, self.root), self.capture or "joint", self.compiler or "eager",
-            self.decompositions, self.recompute, self.dump, self.root)
+            self.decompositions, self.recompute, Path(self.dump) if self.dump else None, self.root)
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         """Compile one graph of Dynamo's."""

@@ -22,6 +22,7 @@ from pytest_torchcompile.backends.graph_dumps import dump_change, dump_graph
 from pytest_torchcompile.backends.graph_halves import put_backward_behind
 from pytest_torchcompile.backends.graph_names import name_parameters
 from pytest_torchcompile.backends.graph_passes import GraphPass, apply_pass
+from pytest_torchcompile.backends.graph_structure import structure_of
 from pytest_torchcompile.backends.partitioner import partition_function
 from pytest_torchcompile.cell import CAPTURES, COMPILERS
 from pytest_torchcompile.errors import InstrumentError, TorchcompileError, UsageError, nearest
@@ -43,6 +44,8 @@ class GraphNote:
     """Names of the passes that changed its code."""
     changed_by: tuple[int, ...]
     """Their numbers, from 1."""
+    structures: dict[int, str] = field(default_factory=dict)
+    """Its structure behind each pass, by the pass's number; 0: as it was captured."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class WholeGraph:
     def _change(self, graph: str, module: fx.GraphModule) -> tuple[fx.GraphModule, Callable[..., Any] | None]:
         """A graph after all passes that are for it, and what runs it instead, if the last one says so."""
         operators = _count_operators(module)
+        structures = {0: structure_of(module)}
         changed: list[int] = []
         runner = None
         number_of_graph = sum(note.graph == graph for note in self.notes) + 1
@@ -116,7 +120,7 @@ class WholeGraph:
         for number, each in enumerate(self.passes, 1):
             if not each.is_for(graph, self.capture):
                 continue
-            code = code or dump_graph(module)
+            code = code or dump_graph(_taking_plain_inputs(module))
             told = f"pass {number} of {self.of or len(self.passes)} ({each.name})"
             last = number == len(self.passes) and self.compiler == "none"
             found = apply_pass(each, told, module, last=last and graph != "joint")
@@ -125,6 +129,7 @@ class WholeGraph:
                 changed.append(number)
                 break
             module, before = found, code
+            structures[number] = structure_of(module)
             code = dump_graph(module)
             if code != before:
                 changed.append(number)
@@ -133,8 +138,19 @@ class WholeGraph:
         if graph == "joint" and changed:
             put_backward_behind(module)
         names = tuple(self.passes[number - 1].name for number in changed)
-        self.notes.append(GraphNote(graph, operators, names, tuple(changed)))
+        self.notes.append(GraphNote(graph, operators, names, tuple(changed), structures))
         return module, runner
+
+
+def _taking_plain_inputs(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph, which from now on is called with its inputs one by one: ``module(*example_inputs)``.
+
+    A joint graph takes a list of what the model takes and a list of gradients, which would be in the way of a pass that
+    runs it.
+    """
+    module.graph.set_codegen(fx.graph.CodeGen())
+    module.recompile()
+    return module
 
 
 def _refuse_break(graph: fx.GraphModule) -> None:

@@ -33,18 +33,15 @@ def measure(run: CellTrial) -> dict[str, Any]:
         source = linecache.getline(each["file"], each["line"]).strip()
         breaks.append(each | {"source": source})
     return {"raised": error.type if error else None, "graphs": len(run.compiled.seen["graphs"]),
-            "graph_breaks": breaks, "coverage_needed": coverage_beside_breaks(run)}
+            "graph_breaks": breaks, "coverage_needed": coverage_beside_breaks(run),
+            "whole": bool(run.settings.get("fullgraph"))}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """Problems of one section; ``limits`` may hold ``graph_breaks``, the largest number of places allowed."""
     breaks, most = section["graph_breaks"], limits.get("graph_breaks", 0)
     if len(breaks) > most:
-        paste = f"if it is meant, allow it by the rule `- limits: {{graph_breaks: {len(breaks)}}}`"
-        # Older reports do not say whether it needs that too.
-        if (share := section.get("coverage_needed")) is not None:
-            paste += (f" and, for torch gave up whole functions because of it, `- limits: {{coverage: {share:.4g}}}` "
-                      "(both lines)")
+        paste = _allowing_rule(len(breaks), section)
         # A frame that was given up broke because of a break inside: the cause is told first.
         for each in sorted(breaks, key=_is_consequence):
             hint = _torch_hint(each).rstrip(".")
@@ -59,6 +56,20 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         if section["raised"]:
             why = f"{RAISED} {section['raised']}"
         yield Problem(f"{EMPTY}: {why}", hint="see the check `compiles` of this cell")
+
+
+def _allowing_rule(count: int, section: Mapping[str, Any]) -> str:
+    """The rule that allows so many breaks, or what there is instead where none can be."""
+    # Older reports do not say whether the model has to be one graph.
+    if section.get("whole"):
+        return ("no limit allows a break here, for the cell takes the whole model as one graph: mend the line, or take "
+                "such cells out by a rule `- exclude:` or `- xfail:`, with a reason")
+    text = f"if it is meant, allow it by the rule `- limits: {{graph_breaks: {count}}}`"
+    # Nor whether it needs that too.
+    if (share := section.get("coverage_needed")) is not None:
+        text += (f" and, for torch gave up whole functions because of it, `- limits: {{coverage: {share:.4g}}}` "
+                 "(both lines)")
+    return text
 
 
 def _is_consequence(graph_break: Mapping[str, Any]) -> bool:

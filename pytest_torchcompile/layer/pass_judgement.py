@@ -13,8 +13,8 @@ from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.equivalence import ObjectTrial, Wrap
-from pytest_torchcompile.oracle.pass_records import PassStep
-from pytest_torchcompile.oracle.pass_steps import judge_steps
+from pytest_torchcompile.oracle.pass_records import ONE_SIZE, PassStep
+from pytest_torchcompile.oracle.pass_steps import has_one_size, judge_steps
 from pytest_torchcompile.oracle.training import no_loss
 from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
@@ -28,6 +28,8 @@ class JudgedPasses:
 
     steps: tuple[PassStep, ...]
     """The capture, the decompositions if there are any, then each pass."""
+    one_size: bool = False
+    """Do all calls have the same shapes? Then a size that a pass has put into the graph is not seen."""
 
     @property
     def ok(self) -> bool:
@@ -50,6 +52,8 @@ class JudgedPasses:
             text = step.problem or step.remark or f"{step.told}: {step.compared} values and properties as before"
             lines.append(text)
             lines += [f"    {wrong.text} in {wrong.call}" for wrong in step.wrong[:6]]
+        if self.one_size:
+            lines.append(f"note: {ONE_SIZE}")
         return "\n".join(lines)
 
 
@@ -95,4 +99,4 @@ def judge_passes(
         # A filter that makes errors of warnings would have torch's own end a compile.
         warnings.simplefilter("ignore")
         trial.run()
-        return JudgedPasses(tuple(judge_steps(trial)))
+        return JudgedPasses(tuple(judge_steps(trial)), has_one_size(trial))

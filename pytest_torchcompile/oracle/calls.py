@@ -61,6 +61,8 @@ class Call:
     """Switches the model to training, with a backward pass, or to evaluation, without; None: as the trial says."""
     other_replicas: tuple[Batch, ...] = ()
     """The batches of the other replicas. They are kept apart, for most who run a call run their own batch alone."""
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Values that buffers have before it, by name; beside other values for the parameters alone."""
 
     @property
     def label(self) -> str:
@@ -94,12 +96,22 @@ class Call:
         if self.training is not None:
             module.train(self.training)
 
-    def with_other_values(self, seed: int) -> Call:
-        """The call with other values for parameters and batches."""
+    def move_state(self, module: torch.nn.Module) -> None:
+        """Give the parameters and buffers of the model the other values that the call has, if it has."""
+        if self.other is None:
+            return
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in self.buffers:
+                    write_whole(buffer, self.buffers[name])
+        vary_parameters(module, self.other)
+
+    def with_other_values(self, seed: int, buffers: Mapping[str, torch.Tensor] | None = None) -> Call:
+        """The call with other values for parameters and batches, and for the buffers those that are given, varied."""
         # Each replica by itself: it varies its own batch in the same way.
         others = tuple(_varied_batch(batch, seed) for batch in self.other_replicas)
         return replace(self, batch=_varied_batch(self.batch, seed), other_replicas=others, other=seed,
-                       suffix=", with other values")
+                       suffix=", with other values", buffers=buffers or {})
 
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
@@ -175,7 +187,7 @@ class Side:
         self.restore()
         if call.other is not None:
             with self.spread.whole():
-                vary_parameters(self.module, call.other)
+                call.move_state(self.module)
         call.switch_mode(self.module)
         recording = record(
             self._held.keep_outputs(self.call), self.module, call.batch_for(self.spread), loss=loss,
@@ -276,8 +288,7 @@ class Variants:
             if call.other is not None or call.training is not None:
                 model = copy_model(model)
                 call.switch_mode(model)
-            if call.other is not None:
-                vary_parameters(model, call.other)
+            call.move_state(model)
             self._made[key] = Variant(model)
         return self._made[key]
 

@@ -6,14 +6,16 @@ Torch is needed only where something is run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.backends.toolkit import Toolkit
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["STAGES", "first_stage", "locate_stage", "remedy_of", "stage_summary", "stages_before"]
+__all__ = ["STAGES", "blamed_backend", "first_stage", "locate_stage", "remedy_of", "stage_summary", "stages_before"]
 
 STAGES: Final = {
     "eager": "Dynamo's capture of the program",
@@ -25,6 +27,17 @@ STAGES: Final = {
 # What a stage did where it computes what eager computes; reports hold the word.
 _AGREES: Final = "agrees"
 _UNTRIED: Final = "could not be tried"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A backend that does part of what the one under test does."""
+
+    told: str
+    backend: Any
+    """For ``torch.compile``."""
+    blamed: str = ""
+    """What the search for a culprit asks if this stage is the first that differs; empty: nobody knows how to ask."""
 
 
 def stages_before(backend: str) -> list[str]:
@@ -39,9 +52,11 @@ def stage_summary(located: Mapping[str, Any]) -> str:
     """One line: what each stage did, and which is the first that differs.
 
     ``located`` has ``backend``, the one under test, and ``stages``: pairs of a backend and ``agrees`` or what it did
-    instead; and ``beyond``, the same of backends that do more, which an older report does not have.
+    instead; ``adds``, what stages of the toolkit add, by their name; and ``beyond``, as ``stages``, of backends that do
+    more. An older report has neither of the last two.
     """
-    text = _first_that_differs(located["backend"], located["stages"])
+    adds = {**STAGES, **located.get("adds", {})}
+    text = _first_that_differs(located["backend"], located["stages"], adds)
     for name, did in located.get("beyond", ()):
         if did == _AGREES:
             text += f"; {name} works where {located['backend']} raises"
@@ -62,14 +77,20 @@ def first_stage(located: Mapping[str, Any]) -> str:
     return str(located["backend"])
 
 
-def _first_that_differs(backend: str, tried: Sequence[tuple[str, str]]) -> str:
+def blamed_backend(located: Mapping[str, Any]) -> str:
+    """The backend of :data:`STAGES` that has the part to blame; empty where a part of the toolkit has no such name."""
+    first = first_stage(located)
+    return str(located.get("blamed", {}).get(first, first))
+
+
+def _first_that_differs(backend: str, tried: Sequence[tuple[str, str]], adds: Mapping[str, str]) -> str:
     if not tried:
-        return f"stages: {backend} does nothing but run {STAGES[backend]}: look there"
+        return f"stages: {backend} does nothing but run {adds[backend]}: look there"
     words = ", ".join(f"{name} {did}" for name, did in tried)
     last, did = tried[-1]
     if did != _AGREES:
-        return f"stages: {words}: look at {STAGES[last]}"
-    suspect = STAGES.get(backend, "the backend itself")
+        return f"stages: {words}: look at {adds[last]}"
+    suspect = adds.get(backend, "the backend itself")
     return f"stages: {words}; {backend} is the first that does not: look at {suspect}"
 
 
@@ -86,25 +107,61 @@ def locate_stage(trial: Trial) -> dict[str, Any] | None:
     if error is None and not wrong_places:
         return None
     backend = trial.settings.get("backend", "inductor")
+    stages, adds = [], dict[str, str]()
     if isinstance(backend, str):
-        name, stages = backend, stages_before(backend)
+        name = backend
+        stages = [_Stage(stage, stage, stage) for stage in stages_before(backend)]
     else:
-        name, stages = getattr(backend, "__name__", type(backend).__name__), stages_before("")
+        name = getattr(backend, "__name__", type(backend).__name__)
+        stages = [_Stage(stage, stage, stage) for stage in stages_before("")]
+    blamed: dict[str, str] = {}
+    if getattr(backend, "is_whole", False):
+        parts, adds = _parts_of_toolkit(backend)
+        name = parts[-1].told
+        blamed = {part.told: part.blamed for part in parts}
+        stages += parts[:-1]
     tried: list[tuple[str, str]] = []
     beyond: list[tuple[str, str]] = []
     with trial.phase("stages"):
         for stage in stages:
-            tried.append((stage, _try_backend(trial, stage, wrong_places)))
+            tried.append((stage.told, _try_backend(trial, stage.backend, wrong_places)))
             if tried[-1][1] != _AGREES:
                 break
         if error is not None and name == "aot_eager":
             # What most users go on to: Inductor may do well what AOTAutograd's graphs raise when they run as they are.
             beyond.append(("inductor", _try_backend(trial, "inductor", wrong_places)))
         remedy = try_without_fast_path(trial)
-    return {"backend": name, "stages": tried, "beyond": beyond, "remedy": remedy}
+    return {"backend": name, "stages": tried, "beyond": beyond, "remedy": remedy, "adds": adds, "blamed": blamed}
 
 
-def _try_backend(trial: Trial, backend: str, wrong_places: set[tuple[str, str]]) -> str:
+def _parts_of_toolkit(toolkit: Toolkit) -> tuple[list[_Stage], dict[str, str]]:
+    """A toolkit of whole graphs in its parts, from the capture to itself; and what each adds to the one before.
+
+    Its graphs run in torch's operators until the last of them, so that its compiler has no part in what is found.
+    """
+    table = toolkit.decompositions if isinstance(toolkit.decompositions, str) else "of your own"
+    first = {"compiler": "eager", "dump": None}
+    parts = [(_Stage("toolkit", toolkit.with_passes(0, decompositions="none", **first)),
+              "the toolkit's capture of the joint graph")]
+    if toolkit.decompositions and table != "none":
+        # Torch's bisector knows Inductor's own table.
+        blamed = "aot_eager_decomp_partition" if table == "inductor" else ""
+        parts.append((_Stage(f"with decompositions {table}", toolkit.with_passes(0, **first), blamed),
+                      f"decompositions {table}"))
+    count = len(toolkit.graph_passes)
+    compiler = toolkit.compiler or "eager"
+    if count:
+        parts.append((_Stage("with passes", toolkit.with_passes(count, **first)),
+                      "the graph passes: the check `passes`, or judge_passes(), tells which"))
+    if compiler in ("inductor", "regional_inductor"):
+        blamed = "inductor" if compiler == "inductor" else ""
+        parts.append((_Stage(f"with compiler {compiler}", toolkit, blamed), STAGES["inductor"]))
+    elif compiler == "none":
+        parts[-1:] = [(_Stage("with passes", toolkit), "the graph passes, of which the last one runs the graphs")]
+    return [part for part, _ in parts], {part.told: adds for part, adds in parts}
+
+
+def _try_backend(trial: Trial, backend: Any, wrong_places: set[tuple[str, str]]) -> str:
     """What the trial does with another backend, in one or two words."""
     from pytest_torchcompile.state.torch_state import forget_compiled
 

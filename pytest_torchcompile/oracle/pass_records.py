@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["PassStep", "WrongLeaf"]
+__all__ = ["ONE_SIZE", "PassStep", "WrongLeaf"]
 
+ONE_SIZE: Final = ("all calls have the same sizes, so a size that a pass has put into the graph is not seen: give "
+                   "calls of two sizes")
+
+_TOLD_OF_PASS: Final = re.compile(r"pass \d+ of \d+ \((.*)\)")
 # Operators that a remark names.
 _SHOWN = 6
 
@@ -55,6 +60,16 @@ class PassStep:
     """Of a table: by how many each operator became more or fewer in the graphs."""
     vacuous: str = ""
     """Why nothing is proved although nothing is wrong."""
+    eager_error: str = ""
+    """What the model raises in a call without this step too."""
+    unsteady: str = ""
+    """A pass before this step's that has made another graph than when it ran for the step before."""
+
+    @property
+    def pass_name(self) -> str:
+        """``fold:fold`` of ``pass 2 of 3 (fold:fold)``; empty of a step that is no pass."""
+        named = _TOLD_OF_PASS.fullmatch(self.told)
+        return named[1] if named else ""
 
     @property
     def problem(self) -> str:
@@ -65,9 +80,13 @@ class PassStep:
             # Outputs before gradients: nearer to the cause.
             outputs = [each for each in self.wrong if each.name.startswith("output")]
             worst = max(outputs or self.wrong, key=lambda each: each.size)
+            if self.unsteady:
+                return (f"{self.unsteady} makes another graph each time that it runs, so {self.told} is not judged: "
+                        f"{worst.name} differs ({worst.how_far}), and either may have changed it")
             return f"{self.told} changed {worst.name} ({worst.how_far})"
         if not self.compared:
-            return f"nothing was compared at {self.told}"
+            because = f": {self.eager_error}" if self.eager_error else ""
+            return f"nothing was compared at {self.told}{because}"
         if self.vacuous:
             return f"nothing is proved at {self.told}: {self.vacuous}"
         return ""
@@ -75,6 +94,8 @@ class PassStep:
     @property
     def remark(self) -> str:
         """What is worth knowing of a right step: how far a table moves numbers, that a pass changed nothing."""
+        if self.unsteady:
+            return f"{self.unsteady} makes another graph each time that it runs"
         if not self.changed:
             return f"{self.told} changed no graph"
         if not self.operators:

@@ -2,13 +2,19 @@
 
 What the whole did wrong is so told by the pass that did it, and two wrongs that cancel out are both told.
 Decompositions are such a step too: they are meant to change the last bits, and by how much is measured.
+
+Each variant runs the calls, then all of them again with other values for parameters, buffers and inputs: a pass that
+has put a weight, a buffer or a size of the first run into the graph computes something else then.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
 
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.errors import headline
@@ -23,10 +29,12 @@ from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import forget_compiled
+from pytest_torchcompile.state.value_leaves import same_bits
 
-__all__ = ["judge_steps"]
+__all__ = ["has_one_size", "judge_steps"]
 
 _CAPTURE = "the capture itself"
+_FRAME: Final = re.compile(r'  File "(.+?)", line (\d+), in .*\n(.*)')
 # How the leaves begin whose strides compiled code keeps.
 _PROMISED = ("output", "input", "buffer", "attribute")
 
@@ -37,7 +45,14 @@ class _Variant:
 
     toolkit: Toolkit | None
     told: str
+    passes: tuple[str, ...] = ()
+    """How its passes are spoken of."""
     recordings: list[Recording] = field(default_factory=list)
+
+    @property
+    def structures(self) -> list[dict[int, str]]:
+        """Of each of its graphs, in the order in which they were compiled: :attr:`GraphNote.structures`."""
+        return [note.structures for note in self.toolkit.notes] if self.toolkit is not None else []
 
     @property
     def operators(self) -> dict[str, int]:
@@ -48,59 +63,97 @@ class _Variant:
 def judge_steps(trial: Trial) -> list[PassStep]:
     """Each step of the trial's toolkit, in order: the capture, the decompositions, then the passes.
 
-    A step is held against the one before it, in the calls of the first pass that were run eagerly; what is run ends in
-    torch's operators, so that no compiler has a part in it. It ends with a step that raises. Everything compiled is
-    forgotten.
+    A step is held against the one before it, in the calls of the first pass that were run eagerly, and in those with
+    other values; what is run ends in torch's operators, so that no compiler has a part in it. It ends with a step that
+    raises. Everything compiled is forgotten.
     """
-    calls = [call for call in trial.calls if (call.index, call.other) in trial.tapes]
     steps: list[PassStep] = []
     already_wrong: set[str] = set()
-    before: _Variant | None = None
     with trial.phase("passes"):
+        before = _Variant(None, "eager")
+        calls = _run_eagerly(trial, before)
         for variant in _variants(trial.settings["backend"]):
-            _record_calls(trial, variant, calls)
-            if before is not None:
-                step = _judge_step(trial, calls, before, variant, already_wrong)
-                steps.append(step)
-                already_wrong |= {wrong.name for wrong in step.wrong}
-                if step.raised:
-                    break
+            forget_compiled()
+            side = trial.make({**trial.settings, "backend": variant.toolkit})
+            _run_calls(trial, side, variant, calls)
+            step = _judge_step(trial, calls, before, variant, already_wrong)
+            steps.append(step)
+            already_wrong |= {wrong.name for wrong in step.wrong}
+            if step.raised:
+                break
             before = variant
         forget_compiled()
     return steps
 
 
+def has_one_size(trial: Trial) -> bool:
+    """Whether a size that a pass has put into the graph would not show: all calls have the same shapes.
+
+    With static sizes each has a graph of its own, and passes may rely on them.
+    """
+    if trial.settings.get("dynamic") is False:
+        return False
+    shapes = set()
+    for call in trial.calls:
+        shapes.add(tuple(tensor.shape for tensor in call.batch.tensors()))
+    return len(shapes) == 1
+
+
 def _variants(toolkit: Toolkit) -> Iterator[_Variant]:
-    """The eager model, its graph as it was captured, with decompositions, then with one pass more each time."""
+    """The model's graph as it was captured, with decompositions, then with one pass more each time."""
     passes = toolkit.graph_passes
     common: dict[str, Any] = {"capture": toolkit.capture or "joint", "compiler": "eager", "dump": None}
-    yield _Variant(None, "eager")
     yield _Variant(toolkit.with_passes(0, **common | {"decompositions": "none"}), _CAPTURE)
     table = toolkit.decompositions
     if table and table != "none":
         name = table if isinstance(table, str) else "of your own"
         yield _Variant(toolkit.with_passes(0, **common), f"decompositions {name}")
-    for number, each in enumerate(passes, 1):
+    told = [f"pass {number} of {len(passes)} ({each.name})" for number, each in enumerate(passes, 1)]
+    for number in range(1, len(passes) + 1):
         # Without a compiler it is the last pass that runs the graph.
         if number == len(passes) and toolkit.compiler == "none":
             common["compiler"] = "none"
-        yield _Variant(toolkit.with_passes(number, **common), f"pass {number} of {len(passes)} ({each.name})")
+        yield _Variant(toolkit.with_passes(number, **common), told[number - 1], tuple(told[:number]))
 
 
-def _record_calls(trial: Trial, variant: _Variant, calls: Sequence[Call]) -> None:
+def _run_eagerly(trial: Trial, eager: _Variant) -> list[Call]:
+    """Run the calls without any compiler, and return all that were run: the variants run the same."""
+    calls = [call for call in trial.calls if (call.index, call.other) in trial.tapes]
     forget_compiled()
-    if variant.toolkit is None:
-        with eager_on_purpose():
-            _run_calls(trial, trial.make(None), variant, calls)
-    else:
-        _run_calls(trial, trial.make({**trial.settings, "backend": variant.toolkit}), variant, calls)
+    with eager_on_purpose():
+        side = trial.make(None)
+        buffers = _run_calls(trial, side, eager, calls)
+        if not trial.options.varied:
+            # Where the model can't be copied no values can be moved; a size of the last call shows in the first.
+            again = [replace(call, suffix=", again") for call in calls[:1]]
+            _run_calls(trial, side, eager, again)
+            return calls + again
+        # Another seed: references are kept by it, and those of the trial are of its own buffers.
+        others = [call.with_other_values(trial.seed + 1, buffers) for call in calls]
+        first = len(eager.recordings)
+        _run_calls(trial, side, eager, others)
+        if buffers and any(recording.error is not None for recording in eager.recordings[first:]):
+            # A position that has come to its end, say: the buffers stay.
+            del eager.recordings[first:]
+            others = [call.with_other_values(trial.seed) for call in calls]
+            _run_calls(trial, side, eager, others)
+    return calls + others
 
 
-def _run_calls(trial: Trial, side: Side, variant: _Variant, calls: Sequence[Call]) -> None:
+def _run_calls(trial: Trial, side: Side, variant: _Variant, calls: Sequence[Call]) -> dict[str, torch.Tensor]:
+    """Run calls, and return the buffers that they have written to, with their values."""
+    written: dict[str, torch.Tensor] = {}
+    side.restore()
+    before = {name: buffer.detach().clone() for name, buffer in side.module.named_buffers()}
     for call in calls:
-        recording, _ = side.run(call, trial.loss, trial.train, trial.seed)
+        tape = trial.new_tape((call.index, call.other)) if variant.toolkit is None else None
+        recording, _ = side.run(call, trial.loss, trial.train, trial.seed, tape)
         # Also behind a call that raises: eager may raise in one of several, and the others are worth judging.
         variant.recordings.append(recording)
+        for name, buffer in side.module.named_buffers():
+            if name in before and not same_bits(before[name], buffer):
+                written[name] = buffer.detach().clone()
+    return written
 
 
 def _judge_step(trial: Trial, calls: Sequence[Call], before: _Variant, after: _Variant,
@@ -109,15 +162,18 @@ def _judge_step(trial: Trial, calls: Sequence[Call], before: _Variant, after: _V
     unit = _unit_of_passes(after)
     compared = 0
     only_zeros = True
+    eager_error = ""
     for call, one, other in zip(calls, before.recordings, after.recordings, strict=True):
         if other.error is not None and one.error is None:
-            return PassStep(after.told, raised=headline(_own_words(other.error.type, other.error.text)))
+            return PassStep(after.told, raised=_own_words(other.error.type, other.error.text))
         found = compare(one, other, lambda call=call: trial.call_reference(call, unit))  # type: ignore[misc]
         leaves += [(call.label, leaf) for leaf in _beside_wrong_ones(found, one, other, already_wrong, unit)]
         # That both raise proves nothing about a pass.
         if one.error is None:
             compared += len(found)
             only_zeros = only_zeros and one.all_zero and not one.has_answers
+        elif not eager_error:
+            eager_error = f"in {call.label} the model raises, without a pass too: {headline(str(one.error))}"
     limits = Limits().over(leaf for _, leaf in leaves)
     wrong: dict[str, WrongLeaf] = {}
     for label, leaf in leaves:
@@ -132,7 +188,22 @@ def _judge_step(trial: Trial, calls: Sequence[Call], before: _Variant, after: _V
     if only_zeros:
         vacuous = "of every call nothing came but zeros and NaN"
     return PassStep(after.told, changed=_has_changed(after), noise=noise, compared=compared,
-                    wrong=tuple(wrong.values()), operators=operators, vacuous=vacuous)
+                    wrong=tuple(wrong.values()), operators=operators, vacuous=vacuous, eager_error=eager_error,
+                    unsteady=_unsteady_part(before, after))
+
+
+def _unsteady_part(before: _Variant, after: _Variant) -> str:
+    """The pass before this step's that has made another graph than in the variant before; empty where there is none.
+
+    What this step seems to have changed may be that pass's doing.
+    """
+    earlier = after.passes[:-1]
+    for first, second in zip(before.structures, after.structures, strict=False):
+        for number, told in enumerate(earlier, 1):
+            # A pass is for some graphs alone.
+            if number in first and number in second and first[number] != second[number]:
+                return told
+    return ""
 
 
 def _unit_of_passes(variant: _Variant) -> float | None:
@@ -154,9 +225,19 @@ def _is_free_stride(leaf: Leaf, after: _Variant) -> bool:
 
 
 def _own_words(kind: str, text: str) -> str:
-    """Of a compile error what our own part said; Dynamo writes the backend before it."""
+    """Of a compile error what our own part said, which Dynamo writes the backend before; else its headline, and where
+    in the user's code torch was.
+    """
     _, found, words = text.partition("UsageError: ")
-    return words if found else f"{kind}: {text}"
+    if found:
+        return headline(words)
+    told = headline(f"{kind}: {text}")
+    # The innermost frame is the last one (torch/_dynamo/exc.py, torch 2.8 to 2.15).
+    frames = _FRAME.findall(text.partition("\nfrom user code:\n")[2])
+    if frames:
+        file, line, code = frames[-1]
+        told += f" at {file}:{line} ({code.strip()})"
+    return told
 
 
 def _beside_wrong_ones(leaves: Sequence[Leaf], before: Recording, after: Recording,

@@ -183,8 +183,8 @@ class _Runs(Reference):
     def _draw(self, number: int, names: Iterable[str]) -> Fault | None:
         """Make a draw for some leaves; returns what it raised. The same number is the same noise whenever it is drawn.
 
-        The first draw of all is repeated with other noise where it raises, or makes NaN of a leaf. ``_first_draw`` calls
-        again then, and the sequences of all draws are those behind the last one.
+        The first draw of all is repeated with other noise where it raises, or makes NaN of a leaf. ``_first_draw``
+        calls again then, and the sequences of all draws are those behind the last one.
         """
         noise = 2.0 if number >= FEW and number % 2 else 1.0
         self._dice.begin_sequence(number + DRAWS[-1] * self._refused)

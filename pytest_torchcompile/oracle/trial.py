@@ -198,7 +198,7 @@ class Trial:
         first = self._one_process or side
         one_process = None
         with self.phase("eager"), ledger.during(_EAGER), eager_on_purpose():
-            tape = self._new_tape((call.index, call.other))
+            tape = self.new_tape((call.index, call.other))
             recording, held = first.run(call, self.loss, self.train, self.seed, tape)
             if recording.error and call.other is not None and not self.passed[call.index].raised:
                 # The model does not take the other values.
@@ -268,7 +268,7 @@ class Trial:
                 message = f"a setting of torch, is {change} after {who}, and not after {other}"
                 self.leaves.append((done.call.label, Leaf(name, "mutation", message=message)))
 
-    def _new_tape(self, key: Hashable) -> Tape | None:
+    def new_tape(self, key: Hashable) -> Tape | None:
         """A tape for what runs for the first time."""
         if key in self.tapes:
             return None
@@ -313,8 +313,8 @@ class Trial:
                 one_process = None
                 if self._one_process is not None:
                     elsewhere = eager.spread.names_elsewhere
-                    one_process = train(self._one_process, self._new_tape(label), elsewhere).without(elsewhere)
-                recording = train(eager, self._new_tape(label))
+                    one_process = train(self._one_process, self.new_tape(label), elsewhere).without(elsewhere)
+                recording = train(eager, self.new_tape(label))
             errors = [recording.error, None if one_process is None else one_process.error]
             for error in filter(None, errors):
                 error.raise_own_mistake()

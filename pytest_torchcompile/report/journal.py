@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
+from pytest_torchcompile.oracle.pass_records import PassStep
 from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.costs import shared_graphs
@@ -242,6 +243,18 @@ class Journal:
             if last_rung["spent"] and not section["finding"]:
                 cut_short[cell] = last_rung["examples"], last_rung["spent"]
         return cut_short
+
+    def idle_passes(self) -> dict[str, int]:
+        """Graph passes that changed no graph in any cell where they were judged, with how many cells these are."""
+        judged: Counter[str] = Counter()
+        useful: set[str] = set()
+        for observation in self._current().observations.values():
+            # A section that was ended early lacks keys.
+            with suppress(KeyError, TypeError, ValueError):
+                steps = [PassStep.from_dict(step) for step in observation["sections"]["passes"]["passes"]]
+                judged.update({step.pass_name for step in steps} - {""})
+                useful |= {step.pass_name for step in steps if step.changed or step.raised}
+        return {name: cells for name, cells in judged.items() if name not in useful}
 
     def read_numbers(self, read: Callable[[Sections], float | None]) -> dict[str, float]:
         """A number of each cell that has it."""

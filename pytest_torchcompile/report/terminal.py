@@ -218,6 +218,9 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None, common: _Common 
     for text in _column_lines(journal):
         yield text, {}
     yield from _cut_short_lines(journal)
+    for name, cells in journal.idle_passes().items():
+        yield (f"pass {name} changed no graph in {count(cells, 'cell')}, so nothing is proved of it: give it a model "
+               "with something to change", {"yellow": True})
     yield from _time_lines(journal)
 
     mistakes = journal.usage_errors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.culprit.culprit_record import Culprit
-from pytest_torchcompile.oracle.diagnosis import first_stage
+from pytest_torchcompile.oracle.diagnosis import blamed_backend, first_stage
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 from pytest_torchcompile.run.job_process import ask_process
 
@@ -28,7 +28,10 @@ def culprit_of(run: CellTrial, located: Mapping[str, Any]) -> dict[str, Any]:
     """
     from pytest_torchcompile.culprit.graph_trial import signs_of
 
-    backend = first_stage(located)
+    backend = blamed_backend(located)
+    if not backend:
+        first = first_stage(located)
+        return Culprit(first, why_not=f"no compiler has a part in it, look at {located['adds'][first]}").to_dict()
     kinds = [each.kind for each in find_discrepancies([*run.leaves, *run.trained])]
     error = run.compiled.error
     signs = signs_of(kinds, error.type if error else "")

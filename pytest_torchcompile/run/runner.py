@@ -103,9 +103,10 @@ class Run(CellTrial):
         options = TrialOptions(
             loss=loss, train=train, seed=job.seed, root=root,
             unit=unit,
-            # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
+            # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run. And a whole
+            # step has values that a model has not: its loss by another name, gradients for results.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
-                                         cell.wrapper, job.seed, self.replica),
+                                         cell.wrapper, job.seed, self.replica, self.is_whole_step),
             covered=True, steps=steps, keep_texts=True,
             one_process=one_process, instrument=self.kernel_watch.taken if self.kernel_watch else None,
             compared=not self._fake, varied=not self._fake, known=self._known_comparisons(),

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pytest_torchcompile.backends import PASS_NAMES, cuda_graphs, graph_passes, whole_graph
@@ -243,6 +244,11 @@ def test_what_a_pass_does_wrong_is_told_with_its_number(function, text):
     ({"passes": [3]}, "a pass is 3; expected a function, module:function, or a name of dead_code"),
     ({"passes": ["front=dead_code"]}, "is for a graph 'front'; "),
     ({"passes": ["dead_code"], "forward": print}, "a Toolkit takes one or the other"),
+    ({"decompositions": "indctor"}, "decompositions 'indctor' names no table; expected module:table, or did you mean "
+                                    "'inductor'?"),
+    ({"decompositions": 3}, "decompositions is 3; expected inductor, core_aten, none, module:table, or a mapping of "
+                            "operators to functions"),
+    ({"decompositions": f"{__name__}:TABEL"}, "did you mean 'TABLE'?"),
 ])
 def test_mistakes_are_told_where_they_are_made(settings, text):
     """Not by torch's compile error."""
@@ -250,13 +256,52 @@ def test_mistakes_are_told_where_they_are_made(settings, text):
         Toolkit(**settings)
 
 
+def run_anew(module, inputs):
+    """A graph traced again, whose inputs have other names, and no notes."""
+    return make_fx(module)(*inputs)
+
+
+def rebuilt(module):
+    """Node by node, without any notes."""
+    return fx.Transformer(module).transform()
+
+
+@pytest.mark.parametrize("capture", ["joint", "forward_backward"])
+@pytest.mark.parametrize("function", [run_anew, rebuilt])
+def test_a_graph_that_was_made_anew(function, capture):
+    """It gets the names and notes of inputs and results again, so that torch can split it, and other passes read it."""
+    names = []
+
+    def note_names(module):
+        # What a backward graph has from its forward has no descriptor.
+        described = [node.meta.get("desc") for node in module.graph.find_nodes(op="placeholder")]
+        names.extend(each.expr() for each in described if each is not None)
+
+    backend = Toolkit(passes=[function, note_names, "dead_code"], capture=capture)
+    assert_close(outcome(backend), outcome())
+    assert "self.get_parameter('block.0.weight')" in names
+
+
+def test_a_graph_made_anew_with_other_inputs():
+    """One sentence."""
+    def with_one_more(module, inputs):
+        return make_fx(lambda *given: module(*given[:-1]))(*inputs, torch.ones(()))
+
+    with pytest.raises(Failed, match=r"pass 1 of 1 \(.*\) left a graph with \d+ inputs and \d+ results, where"):
+        outcome(Toolkit(passes=[with_one_more]))
+
+
+def test_a_dump_folder_as_text(tmp_path):
+    """As a path."""
+    outcome(Toolkit(passes=["dead_code"], dump=str(tmp_path / "graphs")))
+    assert (tmp_path / "graphs" / "joint-1.1-dead_code.diff").exists()
+
+
 def test_a_table_of_ones_own():
     """``module:table``, a mapping or a function; what is none is told."""
     backend = Toolkit(decompositions=f"{__name__}:TABLE")
     assert_close(outcome(backend), outcome())
     assert "aten.tanh.default" not in backend.notes[0].operators
-    with pytest.raises(Failed, match=r"decompositions 'indctor' names no table; .*did you mean 'inductor'"):
-        outcome(Toolkit(decompositions="indctor"))
     with pytest.raises(Failed, match="gave an object of type int; expected a mapping of operators"):
         outcome(Toolkit(decompositions=f"{__name__}:no_table"))
 

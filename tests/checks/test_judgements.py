@@ -89,6 +89,9 @@ def test_breaks_that_are_allowed():
     problem, _ = judged("graph_breaks", two | {"coverage_needed": 0.4444}, graph_breaks=1)
     assert problem.hint == ("if it is meant, allow it by the rule `- limits: {graph_breaks: 2}` and, for torch gave up "
                             "whole functions because of it, `- limits: {coverage: 0.4444}` (both lines)")
+    problem, _ = judged("graph_breaks", two | {"whole": True})
+    assert problem.hint == ("no limit allows a break here, for the cell takes the whole model as one graph: mend the "
+                            "line, or take such cells out by a rule `- exclude:` or `- xfail:`, with a reason")
 
 
 @pytest.mark.parametrize(("section", "message"), [

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import lowering
 
 from pytest_torchcompile import judge_passes
 from pytest_torchcompile.backends import PASS_NAMES
 from pytest_torchcompile.backends.bf16_islands import bf16_islands
+from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.checks import load
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.layer.config import CompileConfig
+from pytest_torchcompile.layer.equivalence import ObjectTrial
+from pytest_torchcompile.oracle.diagnosis import blamed_backend, locate_stage, stage_summary
 from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
+from pytest_torchcompile.run.subject import cxx_compiler
+from pytest_torchcompile.state.torch_state import isolated
 
 pytestmark = pytest.mark.needs_torch
 aten = torch.ops.aten
+needs_cxx = pytest.mark.skipif(cxx_compiler() is None, reason="no C++ compiler found; install g++ or clang")
 
 
 class Net(nn.Module):
@@ -258,7 +267,8 @@ def test_calls_that_raise_prove_nothing():
     """Where eager raises in all; where it raises in the first alone, the second is judged."""
     batches = [torch.randn(5, 6), torch.randn(8, 6)]
     all_raise = judge_passes(Answers(only_eight_rows), batches[:1], ["dead_code"])
-    assert all_raise.problems[0] == "nothing was compared at the capture itself"
+    assert re.match(r"nothing was compared at the capture itself: in call 1 the model raises, without a pass too: "
+                    r"RuntimeError.*: shape '\[8, 4\]' is invalid for input of size 20", all_raise.problems[0])
     one_raises = judge_passes(Answers(only_eight_rows), batches, [thrice])
     assert re.match(r"pass 1 of 1 \(thrice\) changed output", one_raises.problems[-1]), str(one_raises)
 
@@ -268,3 +278,130 @@ def test_strides_of_a_result_are_told():
     found = judge_passes(Answers(torch.tanh), [torch.randn(8, 6)], [other_strides])
     assert found.problems == ("pass 1 of 1 (other_strides) changed output "
                               "(stride is (4, 1) in eager, (1, 8) compiled)",)
+
+
+def without_buffer(module):
+    """The running mean is zero, as in the first call."""
+    replace_input(module, "norm.running_mean", 0.0)
+
+
+def without_weight(module):
+    """The weight of the norm is one, as in the first call."""
+    replace_input(module, "norm.weight", 1.0)
+
+
+def replace_input(module, name, value):
+    """A constant of 16 elements for what the model has under this name; gradients and results stay."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        if f"'{name}'" in node.meta["desc"].expr():
+            operators = [each for each in module.graph.nodes if each.op == "call_function"]
+            with module.graph.inserting_before(operators[0]):
+                constant = module.graph.call_function(aten.full.default, ([16], value))
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user.op != "output")
+
+
+def size_of_this_call(module):
+    """x * 2 as x * 2 * rows / (rows of this call)."""
+    sizes = [node for node in module.graph.find_nodes(op="placeholder") if isinstance(node.meta["val"], torch.SymInt)]
+    for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        if sizes and node.args[1] == 2:
+            rows = sizes[0].meta["val"].node.hint
+            with module.graph.inserting_after(node):
+                larger = module.graph.call_function(aten.mul.Tensor, (node, sizes[0]))
+            with module.graph.inserting_after(larger):
+                scaled = module.graph.call_function(aten.mul.Tensor, (larger, 1 / rows))
+            added = (larger, scaled)
+            node.replace_all_uses_with(scaled, delete_user_cb=lambda user, added=added: user not in added)
+
+
+@pytest.mark.parametrize(("function", "worst"), [
+    (without_buffer, "buffer norm.running_mean"),
+    (without_weight, "output"),
+    (size_of_this_call, "output"),
+])
+def test_what_is_true_of_the_first_call_alone(function, worst):
+    """A buffer, a weight, a size: other values and the first size come after the calls."""
+    found = judged([another_order, function, twice_as_sum])
+    (problem,) = found.problems
+    assert problem.startswith(f"pass 2 of 3 ({function.__name__}) changed {worst} (")
+    (step,) = [step for step in found.steps if step.wrong]
+    assert {wrong.call for wrong in step.wrong} <= {"call 1, with other values", "call 2, with other values"}
+
+
+def once_right(factor):
+    """A pass that scales tanh: by one when it is judged itself, which is its second run, else by a factor."""
+    runs = []
+
+    def scale_tanh(module):
+        runs.append(module)
+        scale_result(module, aten.tanh.default, 1.0 if len(runs) == 2 else factor)
+
+    return scale_tanh
+
+
+@pytest.mark.parametrize(("factor", "ok"), [(1.5, False), (1, True)])
+def test_a_pass_that_makes_another_graph_each_time(factor, ok):
+    """The pass behind it is not blamed; where both graphs compute the same it is a remark."""
+    found = judge_passes(Answers(torch.tanh), [torch.randn(8, 6)], [once_right(factor), another_order])
+    told = r"pass 1 of 2 \(.*scale_tanh\) makes another graph each time that it runs"
+    assert found.ok == ok
+    if ok:
+        assert re.fullmatch(told, found.steps[-1].remark)
+    else:
+        (problem,) = found.problems
+        assert re.fullmatch(rf"{told}, so pass 2 of 2 \(another_order\) is not judged: output differs \(\S+ times the "
+                            r"rounding noise\), and either may have changed it", problem)
+
+
+class Branches(nn.Module):
+    """Its branch hangs on a value."""
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+def test_a_graph_break_is_told_with_its_line():
+    """Of the model, not of torch."""
+    line = inspect.getsourcelines(Branches.forward)[1] + 1
+    (problem,) = judge_passes(Branches(), [torch.randn(8, 6)], ["dead_code"]).problems
+    assert re.match(r"with the capture itself the model raises: .*Unsupported: Data-dependent branching at "
+                    rf"\S+test_pass_steps\.py:{line} \(if x\.sum\(\) > 0:\)", problem)
+
+
+def test_one_size_alone_is_told():
+    """Two sizes are not."""
+    one, two = ([torch.randn(rows, 6) for rows in sizes] for sizes in ((8, 8), (8, 5)))
+    found = judge_passes(Answers(torch.tanh), one, [thrice])
+    assert found.one_size
+    assert str(found).endswith("note: all calls have the same sizes, so a size that a pass has put into the graph is "
+                               "not seen: give calls of two sizes")
+    assert not judge_passes(Answers(torch.tanh), two, [thrice]).one_size
+    section = {"passes": [PassStep("pass 1 of 1 (a:b)", compared=1).to_dict()], "one_size": True}
+    assert load("passes").remark(section).startswith("all calls have the same sizes")
+
+
+@needs_cxx
+@pytest.mark.parametrize(("settings", "ends", "blamed"), [
+    ({"passes": [another_order, wrong_forward]}, "with decompositions inductor agrees, with passes differs: look at "
+     "the graph passes: the check `passes`, or judge_passes(), tells which", ""),
+    ({"passes": [another_order]}, "with passes agrees; with compiler inductor is the first that does not: look at "
+     "Inductor's lowering, fusion or generated code", "inductor"),
+    ({"decompositions": {aten.tanh.default: lambda x: 2.01 * torch.sigmoid(2 * x) - 1}, "compiler": "eager"},
+     "toolkit agrees; with decompositions of your own is the first that does not: look at decompositions of your own",
+     ""),
+])
+def test_the_stages_of_a_toolkit(monkeypatch, settings, ends, blamed):
+    """Capture, table, passes, compiler; and which compiler is asked for an operator."""
+    if blamed:
+        right = lowering.lowerings[aten.tanh.default]
+        monkeypatch.setitem(lowering.lowerings, aten.tanh.default, lambda x: lowering.mul(right(x), 1.01))
+    toolkit = Toolkit(**{"compiler": "inductor", "decompositions": "inductor", **settings})
+    trial = ObjectTrial(Answers(torch.tanh), [torch.randn(8, 6)], CompileConfig(backend=toolkit), None, steps=1)
+    with isolated([]):
+        trial.run()
+        located = locate_stage(trial)
+    assert stage_summary(located).endswith(ends)
+    assert stage_summary(located).startswith("stages: eager agrees, aot_eager agrees, toolkit agrees")
+    assert blamed_backend(located) == blamed

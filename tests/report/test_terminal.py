@@ -10,6 +10,7 @@ import pytest
 
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile.oracle.pass_records import PassStep
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.report.causes import Fresh
 from pytest_torchcompile.report.journal import Journal
@@ -177,6 +178,20 @@ def test_fuzzing_that_was_cut_short_is_told(journal, matrix, spent, told):
     lines = [text for text, _ in summary_lines(journal) if text.startswith("fuzz")]
     assert lines == [f"fuzz: 4 cells were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequences were "
                      f"compared, then {text}" for text in told]
+
+
+@pytest.mark.parametrize(("changed", "told"), [((False, False), True), ((False, True), False)])
+def test_a_pass_that_changed_nothing_in_any_cell_is_told(journal, matrix, changed, told):
+    """Green says nothing about it. One that changed the graph of one cell is not told."""
+    for planned, has_changed in zip(matrix.cells[:2], changed, strict=True):
+        event = verdict(planned.cell.id)
+        steps = [PassStep("the capture itself", compared=3),
+                 PassStep("pass 1 of 1 (mine:fold)", changed=has_changed, compared=3)]
+        event["observation"]["sections"]["passes"] = {"passes": [step.to_dict() for step in steps]}
+        journal.add_verdict(event)
+    lines = [text for text, _ in summary_lines(journal) if text.startswith("pass ")]
+    assert lines == ["pass mine:fold changed no graph in 2 cells, so nothing is proved of it: give it a model with "
+                     "something to change"] * told
 
 
 def test_a_run_that_compiled_nothing_is_told(journal, matrix):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,10 @@ from pytest_torchcompile.checks.numerics import located_stage
 from pytest_torchcompile.culprit.culprit_record import Culprit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.observation import Job
-from pytest_torchcompile.oracle.diagnosis import first_stage
+from pytest_torchcompile.oracle.diagnosis import blamed_backend, first_stage
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.report.reproduction import reproduction_text
-from pytest_torchcompile.run.culprit_cell import one_sentence
+from pytest_torchcompile.run.culprit_cell import culprit_of, one_sentence
 from pytest_torchcompile.run.job_process import ask_process
 from pytest_torchcompile.run.options import OPTIONS
 from pytest_torchcompile.run.settings import Settings
@@ -56,6 +57,15 @@ def test_the_first_stage():
     assert first_stage(located()["located"]) == "aot_eager"
     assert first_stage({"backend": "inductor", "stages": [["eager", "agrees"]]}) == "inductor"
     assert first_stage({"backend": "inductor", "stages": [["eager", "could not be tried (OSError)"]]}) == "inductor"
+
+
+def test_a_part_of_the_toolkit_that_no_bisector_knows():
+    """Passes: it says who tells which. Of Inductor behind them the search is asked as of Inductor alone."""
+    parts = {"backend": "with compiler inductor", "blamed": {"with passes": "", "with compiler inductor": "inductor"},
+             "adds": {"with passes": "the graph passes"}, "stages": [["eager", "agrees"], ["with passes", "differs"]]}
+    assert culprit_of(SimpleNamespace(), parts)["why_not"] == "no compiler has a part in it, look at the graph passes"
+    assert blamed_backend(parts | {"stages": [["eager", "agrees"], ["with passes", "agrees"]]}) == "inductor"
+    assert blamed_backend(parts | {"stages": [["eager", "differs"]]}) == "eager"
 
 
 def test_the_evidence_names_the_operator():

@@ -54,6 +54,21 @@ def test_a_right_pass_and_a_wrong_one():
         "pass 1 of 1 (test_whole_step_cell:larger_gradient) changed gradient of linear.weight (")
 
 
+@pytest.mark.parametrize("captures", [("joint", "step"), ("step", "joint")])
+def test_a_step_and_its_model_have_references_of_their_own(captures):
+    """In one process, which keeps float64 runs for later cells: a step was held against its model's, which has no such
+    loss, and "eager does not repeat itself" was said of the last bit. A fault is still seen, and of the gradient alone.
+    """
+    for capture in captures:
+        seen = observed(capture=capture, compiler="inductor", decompositions="inductor")
+        assert not any(problems(seen).values())
+        for name in ("equivalence", "gradients"):
+            assert "eager-only" not in [leaf.get("against") for leaf in seen["sections"][name]["leaves"]]
+    found = problems(observed(capture=captures[1], passes="test_whole_step_cell:larger_gradient"))
+    assert found["equivalence"] == []
+    assert found["gradients"][0].startswith("gradient of linear.weight: error is ")
+
+
 @pytest.mark.parametrize(("given", "text"), [
     ({"wrapper": "checkpoint"}, "and this cell has wrapper 'checkpoint' and phase 'training'; write `wrapper: none`"),
     ({"phase": "inference"}, "and this cell has wrapper 'none' and phase 'inference'; write `wrapper: none`"),

@@ -21,6 +21,7 @@ NEEDS_TORCH = {
     "ledger", "gauges", "lowering", "state",
     "oracle", "layer", "wrappers", "gates", "faults", "backends/bf16_islands",
     "backends/collective_buckets", "backends/cuda_graphs", "backends/graph_halves", "backends/graph_names",
+    "backends/graph_structure",
     "backends/constant_nodes", "backends/partitioner", "backends/decomposition_tables",
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",

@@ -20,8 +20,9 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.compiler import warm_toolchain
-from pytest_torchcompile.layer.benchmark import StepRunner, steps_of_timing
+from pytest_torchcompile.layer.benchmark import steps_of_timing
 from pytest_torchcompile.layer.benchmark_result import Ratio, ratio_of
+from pytest_torchcompile.layer.step_runner import StepRunner
 from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import whole_compiles

@@ -40,7 +40,8 @@ KEPT_BREAKS: Final = 3
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part."""
-    from pytest_torchcompile.layer.benchmark import StepRunner, benchmark_sides
+    from pytest_torchcompile.layer.benchmark import benchmark_sides
+    from pytest_torchcompile.layer.step_runner import StepRunner
     from pytest_torchcompile.ledger.records import Compile
     from pytest_torchcompile.oracle.training import default_loss
 
@@ -113,8 +114,12 @@ def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     breaks = []
     for each in run.compiled.seen["graph_breaks"][:KEPT_BREAKS]:
         breaks.append({name: each[name] for name in ("file", "line", "reason")})
+    # What compiled in the first calls may have been given up since.
+    covered = [each["share"] for each in run.compiled.coverage]
+    if timed.coverage is not None:
+        covered.append(timed.coverage)
     return {
-        "coverage": min((each["share"] for each in run.compiled.coverage), default=None),
+        "coverage": min(covered, default=None),
         "breaks": breaks,
         "compiling_seconds": seconds,
         "first_call_seconds": sum(each["seconds"] for each in compiles if each["during"] == first),

@@ -235,4 +235,4 @@ def _eager_lines(explained: Explanation) -> Iterator[str]:
             yield f"  torch's hint, not tried here (the check graph_breaks of a matrix tries it): {found.hint}"
     for eager in explained.eager_frames:
         yield ""
-        yield f"ran eagerly  {eager.function}  {_short(f'{eager.file}:{eager.line}')}  {eager.reason}"
+        yield f"ran eagerly  {eager.part}  {_short(f'{eager.file}:{eager.line}')}  {eager.reason}"

@@ -144,7 +144,7 @@ def _eager_section(explained: Explanation) -> Html | None:
         where = short_place(f"{found.file}:{found.line}")
         items.append(tag("li", "Graph break at ", tag("code", where), f": {found.reason}"))
     for eager in explained.eager_frames:
-        items.append(tag("li", "Ran eagerly: ", tag("code", eager.function), f": {eager.reason}"))
+        items.append(tag("li", "Ran eagerly: ", tag("code", eager.part), f": {eager.reason}"))
     return tag("section", tag("h2", "What was not compiled"), tag("ul", items)) if items else None
 
 

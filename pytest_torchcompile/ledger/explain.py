@@ -113,7 +113,7 @@ def eager_frames(found: Iterable[EagerFrame | Mapping[str, Any]]) -> str:
     records = _records_of(EagerFrame, found)
     lines = [f"{_counted_noun(len(records), 'function')} ran eagerly"]
     for number, record in enumerate(records, 1):
-        lines.append(_entry_line(number, record.function, record))
+        lines.append(_entry_line(number, record.part, record))
         lines.append(f"     {record.kind}, {_counted_noun(record.calls, 'call')}: {record.reason}")
     return "\n".join(lines)
 
@@ -186,13 +186,14 @@ def functions_over_limit(seen: Ledger, earlier: Sequence[Compile] = ()) -> list[
         if frame.kind != "limit":
             continue
         place = frame.function, frame.file, frame.line
+        given_up = *place, frame.resumed_at
         guard, what, at, advice = frame.reason.partition(FAILED_GUARD)[2], "", "", _UNKNOWN_LIMIT
         # The last one is the nearest to the call that was one too many.
         for record in (*earlier, *seen.recompiles):
-            if (record.function, record.file, record.line) == place:
+            if (record.function, record.file, record.line, record.resumed_at) == given_up:
                 guard, what, at = record.reason, record.what, record.at
                 advice = recompile_advice(record)
-        found.append(OverLimit(*place, guard, what, at, advice))
+        found.append(OverLimit(*place, guard, what, at, advice, frame.resumed_at))
     return found
 
 

@@ -56,6 +56,12 @@ _NUMBERS_TAKEN: Final = {
                                  "compute both sides and choose by torch.where, or write it with torch.cond"),
 }
 """What torch's reason for a graph break holds, to what the code does there and what to do (torch 2.8 to 2.15)."""
+_ROOFS: Final = {
+    "memory": ("the memory's bandwidth", "move fewer bytes"),
+    "compute": ("the peak of matrix products", "compute less"),
+    "functions": ("the peak of exp, tanh and the like", "compute less"),
+}
+"""What bounds a step, to its name and what to do."""
 FASTER: Final = "faster"
 NOT_FASTER: Final = ("slower", "no difference")
 
@@ -92,10 +98,7 @@ def slow_causes(section: Mapping[str, Any]) -> list[SlowCause]:
 
 
 def idle_remark(section: Mapping[str, Any]) -> str:
-    """What a model that is faster already leaves unused: a part that was given up, or a GPU that waits most of a step.
-
-    Empty where it does not, or nobody knows.
-    """
+    """What a model that is faster already leaves unused: a part that was given up, a GPU that waits; mostly empty."""
     causes = idle_causes(section)
     return f"more to win: {causes[0].text}" if causes else ""
 
@@ -278,7 +281,9 @@ def _python(section: Mapping[str, Any]) -> Iterator[SlowCause]:
 
 def _calling(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     """What a call of compiled code costs beside its kernels: torch's own Python, and guards."""
-    share = _part(section, "python") - _users_python(section) + _part(section, "guards")
+    guards = _part(section, "guards")
+    # Where guards are much of it, that is a cause of its own.
+    share = _part(section, "python") - _users_python(section) + (0 if guards >= MUCH_GUARDING else guards)
     if share < MUCH_PYTHON:
         return
     kernels, busy = section["sides"]["compiled"]["kernels"], gpu_share(section)
@@ -319,8 +324,7 @@ def _roof(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     if share < NEAR_ROOF:
         return
     roof = section["roof"]
-    what = "the memory's bandwidth" if roof["bound"] == "memory" else "the peak of matrix products"
-    remedy = "move fewer bytes" if roof["bound"] == "memory" else "compute less"
+    what, remedy = _ROOFS[roof["bound"]]
     yield SlowCause(
         "roof", share, f"it runs at {share:.0%} of {what} of this machine ({roof['device']}), so no compiler helps: "
         f"{remedy}, by a narrower dtype or a smaller model",

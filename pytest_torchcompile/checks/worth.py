@@ -36,6 +36,8 @@ SIGMAS: Final = 2 * 2.576
 """The width of an interval of 99 % in standard deviations, for normal noise."""
 MIB: Final = 2**20
 KEPT_BREAKS: Final = 3
+_BOUNDS: Final = {"functions": "exp, tanh and the like"}
+"""What bounds a step, where its name alone tells little."""
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
@@ -194,7 +196,8 @@ def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
     if not roof:
         return
     seconds, share = section["sides"]["compiled"]["low"], roof_share(roof)
-    peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {roof['bound']}"
+    bound = _BOUNDS.get(roof["bound"], roof["bound"])
+    peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {bound}"
     if share is None:
         yield (f"{peaks}, and compiled it takes {seconds * 1e3:.3f} ms: its roof could not be told, because what it "
                "reads lies in caches, or less is moved than was counted")

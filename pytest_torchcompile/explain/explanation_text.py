@@ -42,6 +42,8 @@ def explanation_lines(explained: Explanation) -> Iterator[str]:
            f"{explained.torch_version}, {explained.settings}")
     if explained.error:
         yield f"the compiled step raised {explained.error}"
+    if explained.busy:
+        yield explained.busy
     for compile_id in explained.compile_ids:
         yield ""
         yield from _compile_lines(explained, compile_id)

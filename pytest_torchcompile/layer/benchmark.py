@@ -12,6 +12,7 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.memory import measure_memory
+from pytest_torchcompile.gauges.quietness import LEAST_SECONDS, TURNS, is_quiet, unrest_of, unrest_of_round
 from pytest_torchcompile.layer.batch_items import Items, count_items
 from pytest_torchcompile.layer.benchmark_result import (
     LEAST_ROUNDS,
@@ -35,15 +36,9 @@ from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
 __all__ = ["Benchmark", "benchmark", "benchmark_sides", "steady_ratio", "steps_of_timing"]
 
-TURNS: Final = 3
-"""Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
-LEAST_SECONDS: Final = 2e-3
-"""A timing lasts at least this long: faster steps are repeated in it."""
 NARROW: Final = 1.15
 """An interval that is wider than this gets more rounds, up to :data:`MOST_ROUNDS` times as many."""
 MOST_ROUNDS: Final = 3
-QUIET: Final = 1.3
-"""On a quiet machine the longest of a round's eager timings is at most so many times the shortest, in most rounds."""
 
 
 def benchmark(
@@ -270,8 +265,8 @@ def _trusted_ratio(timings: tuple[_Timings, _Timings]) -> Ratio:
     Load is no noise that cancels: threads of one side may wait for each other longer than those of the other.
     """
     ratio = ratio_of(timings[1].shortest, timings[0].shortest)
-    unrest = median(timings[0].unrest)
-    return ratio if unrest <= QUIET else ratio.widened(unrest)
+    unrest = unrest_of(timings[0].unrest)
+    return ratio if is_quiet(unrest) else ratio.widened(unrest)
 
 
 def _timed_rounds(
@@ -291,5 +286,5 @@ def _timed_rounds(
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds
             timed.shortest.append(min(seconds))
-            timed.unrest.append(max(seconds) / min(seconds))
+            timed.unrest.append(unrest_of_round(seconds))
     return timings

@@ -162,6 +162,7 @@ _EQUAL_SIZES: Final = re.compile(r"\.size\(\)\[\d+\] == .*\.size\(\)\[\d+\]$")
 _FIXED_SIZE: Final = re.compile(r"\.size\(\)\[\d+\].* == \d+$")
 """A guard that wants an expression of sizes to have one value, as a pooling layer's does."""
 _COMPARISON: Final = re.compile(r"\b(?:if|elif|while|assert|min|max)\b|[=!]=")
+_LOOP: Final = re.compile(r"\brange\(")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?|nan|inf")
 _LAST_RESORT: Final = "last, and discouraged: dynamic=True, which makes every size dynamic and often the code slower"
 
@@ -264,7 +265,8 @@ def _advise_symbolic(found: Compile) -> str:
             who = ("most likely an operator or its backward pass (the graph is out of torch's cache, which names no "
                    "line; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has torch name it)")
         if line:
-            who = f"an operator of torch's{line}"
+            # A loop that is written out has as many turns as the size says.
+            who = f"a loop of the code{line}" if _LOOP.search(found.source) else f"an operator of torch's{line}"
         return _fixed_by_torch(who)
     return f"the code decides by a size{line}: keep sizes on one side of it, or decide outside the model"
 

@@ -39,7 +39,7 @@ class RoofPoint:
     rate: float
     """FLOPs a second."""
     kind: str
-    """``memory`` or ``compute``: what bounds a kernel; ``step``: a step as it was measured."""
+    """``memory``, ``compute`` or ``functions``: what bounds a kernel; ``step``: a step as it was measured."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def on_gpu(busy, graphs=0, generated=0.0):
     ({"coverage": 0.4}, "60% of the operator calls run outside of compiled graphs: see the check `compiles`"),
     ({"guards": 0.3}, "Dynamo's guards take 30% of a compiled step (300000 µs): "),
     ({"python": 0.7, "breaks": BREAKS, "user_python": OWN},
-     "70% of a compiled step passes in Python of the model's own, most of it in Net.forward (net.py:3), the first graph "
-     "break being at models.py:7: take prints"),
+     "70% of a compiled step passes in Python of the model's own, most of it in Net.forward (net.py:3), the first "
+     "graph break being at models.py:7: take prints"),
     ({"python": 0.6}, "62% of a compiled step of 50 µs is what calling compiled code costs (torch's own Python and "
                       "guards around 12 kernel calls): give it larger batches, or compile a larger part at once"),
     ({"kernels_share": 1.0, "sides": {"eager": {"kernels": 12}, "compiled": {"kernels": 12}}},

@@ -1,4 +1,4 @@
-"""What of a step is Python of the user's own: whose frame it is decides, and not what the profiler of operators lacks."""
+"""What of a step is Python of the user's own: whose frame it is decides, not what a profiler of operators lacks."""
 
 from __future__ import annotations
 

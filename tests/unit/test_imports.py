@@ -32,7 +32,7 @@ NEEDS_TORCH = {
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/peaks_file",
+    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/peaks_file", "gauges/quietness",
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",
     "culprit", "culprit/culprit_record",

@@ -124,9 +124,8 @@ def _mostly_outside(section: Mapping[str, Any]) -> bool:
 def _ranked_causes(section: Mapping[str, Any], given_up: Sequence[SlowCause]) -> list[SlowCause]:
     outside = [*given_up, *_little_compiled(section)]
     causes = [*outside, *_guards(section), *_python(section), *_calling(section), *_waits(section), *_roof(section)]
-    launches = list(_launches(section))
     # Of kernels that are mostly their calls it says little that they are as many as before.
-    following = launches or list(_same_kernels(section))
+    following = list(_launches(section)) or list(_same_kernels(section))
     if outside and _mostly_outside(section):
         return [*_told(causes), *_told(following)]
     return _told([*causes, *following])

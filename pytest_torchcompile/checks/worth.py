@@ -11,7 +11,7 @@ machine needs at its peak for the work of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,8 @@ from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.layer.benchmark_result import Benchmark
+    from pytest_torchcompile.ledger.records import Compile, Text
+    from pytest_torchcompile.oracle.calls import Side
     from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK", "WRONG"]
@@ -41,21 +43,44 @@ _BOUNDS: Final = {"functions": "exp, tanh and the like"}
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
-    """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part."""
-    from pytest_torchcompile.layer.benchmark import benchmark_sides
-    from pytest_torchcompile.layer.step_runner import StepRunner
+    """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part.
+
+    A model that draws random numbers is compiled anew for it, with Inductor's own: cells compare under eager's.
+    """
+    from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.ledger.records import Compile
-    from pytest_torchcompile.oracle.training import default_loss
+    from pytest_torchcompile.oracle.own_draws import production_side
 
     if run.compiled.error or run.side is None:
         return not_run(run)
     wrong = _wrong_numbers(run)
     if wrong:
         return {"raised": None, "wrong": wrong}
+    with production_side(run, run.single) as own:
+        if own is None:
+            # What is timed is what was judged.
+            recompiles = list(map(Compile.from_dict, run.compiled.seen["recompiles"]))
+            return _measured(run, run.side, run.texts, recompiles)
+        with observe(root=run.root, keep_texts=True) as seen:
+            for call in run.calls:
+                recording, _ = own.run(call, run.loss, run.train, run.seed)
+                if recording.error:
+                    return {"raised": f"{recording.error.type}, with random numbers that Inductor draws itself"}
+        return {**_measured(run, own, seen.texts, seen.recompiles), "own_draws": True}
+
+
+def _measured(
+    run: CellTrial, compiled: Side, texts: Sequence[Text], recompiles: Sequence[Compile]
+) -> dict[str, Any]:
+    """The section of a compiled side beside an eager one; what was compiled of it before, and of that the recompiles.
+    """
+    from pytest_torchcompile.layer.benchmark import benchmark_sides
+    from pytest_torchcompile.layer.step_runner import StepRunner
+    from pytest_torchcompile.oracle.training import default_loss
+
     loss = (run.loss or default_loss) if run.train else None
-    # The compiled model is the one that the run has compiled, so what is timed here is what was judged.
     eager, batches = run.make(None), [call.batch for call in run.calls]
-    for side in (eager, run.side):
+    for side in (eager, compiled):
         side.restore()
 
     def make_batch(number: int) -> Any:
@@ -64,10 +89,9 @@ def measure(run: CellTrial) -> dict[str, Any]:
     # At least one warm step of each size.
     warmup = max(3, len(batches))
     eager_runner = StepRunner(eager.call, eager.module, loss)
-    compiled_runner = StepRunner(run.side.call, run.side.module, loss)
+    compiled_runner = StepRunner(compiled.call, compiled.module, loss)
     timed = benchmark_sides(
-        eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts,
-        earlier=list(map(Compile.from_dict, run.compiled.seen["recompiles"])),
+        eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=texts, earlier=recompiles,
     )  # fmt: skip
     section = {"raised": None, "wrong": "", **_figures(timed), **_compile_facts(run, timed), **_evidence(run, timed)}
     section["text"] = "\n".join([section["text"], *_roof_lines(section)])

@@ -125,6 +125,8 @@ def test_functions_of_a_kernel_are_held_against_their_peak():
     peaks = replace(PEAKS, functions=1e6)
     [roof] = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[call]), peaks)
     assert (roof.bound, roof.seconds) == ("functions", pytest.approx(1e-3))
+    assert "cpp_fused" in str(Roofline((roof,), peaks).figure())
+    assert any("functions" in line for line in Roofline((roof,), peaks).lines())
     cheap = replace(call, operators=(replace(operators[0], target="aten.mul.Tensor"),))
     [roof] = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[cheap]), peaks)
     assert (roof.bound, roof.seconds) == ("memory", pytest.approx(4e-7))

@@ -31,6 +31,7 @@ MOSTLY_OUTSIDE: Final = 0.5
 LEAST_TOLD: Final = 0.1
 """A cause that explains less of the step is not told: its remedy would win nothing that one sees."""
 MUCH_GUARDING: Final = 0.15
+MUCH_CALLING: Final = 1 / 3
 MUCH_LIBRARY: Final = 0.5
 MUCH_PYTHON: Final = 0.5
 SAME_KERNELS: Final = 0.95
@@ -283,19 +284,19 @@ def _calling(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     guards = _part(section, "guards")
     # Where guards are much of it, that is a cause of its own.
     share = _part(section, "python") - _users_python(section) + (0 if guards >= MUCH_GUARDING else guards)
-    if share < MUCH_PYTHON:
+    if share < MUCH_CALLING:
         return
-    kernels, busy = section["sides"]["compiled"]["kernels"], gpu_share(section)
+    kernels, busy, skipped = section["sides"]["compiled"]["kernels"], gpu_share(section), section.get("skips")
     remedy = "give it larger batches, or compile a larger part at once"
     if busy is not None and kernels and kernels > 1 and not section["launches"]["compiled"]["graphs"]:
         remedy = "give it larger batches, or have its kernels replayed as one CUDA graph, by mode reduce-overhead"
-        if skipped := section.get("skips"):
+        if skipped:
             remedy = f"give it larger batches; CUDA graphs were skipped: {skipped[0]}"
     around = f" around {count(kernels, 'kernel call')}" if kernels else ""
-    seconds = section["sides"]["compiled"]["low"]
+    step = readable_seconds(section["sides"]["compiled"]["low"])
     yield SlowCause(
-        "launches", share, f"{share:.0%} of a compiled step of {readable_seconds(seconds)} is what calling compiled "
-        f"code costs (torch's own Python and guards{around}): {remedy}",
+        "launches", share, f"{share:.0%} of a compiled step of {step} is what calling compiled code "
+        f"costs (torch's own Python and guards{around}): {remedy}",
     )  # fmt: skip
 
 
@@ -305,9 +306,8 @@ def _waits(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     busy = gpu_share(section)
     if not waits or (busy is not None and busy >= 1 - MUCH_GUARDING):
         return
-    place = ""
-    if at := _first_break(section):
-        place = f"; the first graph break is at {at}"
+    at = _first_break(section)
+    place = f"; the first graph break is at {at}" if at else ""
     # On a CPU nobody is waited for: what the break leaves outside of graphs is what it costs.
     outside = _part(section, "operators") + _part(section, "python")
     share = outside if busy is None else 1 - busy

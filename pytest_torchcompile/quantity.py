@@ -59,9 +59,11 @@ def first_names(names: Iterable[object], shown: int = 3) -> str:
 def readable_seconds(value: float) -> str:
     """Seconds in a unit that fits.
 
-    >>> readable_seconds(0.0123), readable_seconds(2.34), readable_seconds(300)
-    ('12 ms', '2.3 s', '5.0 min')
+    >>> readable_seconds(0.0000312), readable_seconds(0.0123), readable_seconds(2.34), readable_seconds(300)
+    ('31 µs', '12 ms', '2.3 s', '5.0 min')
     """
+    if 0 < value < 0.001:
+        return f"{1e6 * value:.0f} µs"
     if value < 1:
         return f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.checks.slow_causes import slow_cause
+from pytest_torchcompile.checks.slow_causes import idle_remark, slow_cause
 from pytest_torchcompile.empty_caches import empty_caches
 from pytest_torchcompile.gate.markdown import inline_code, prose, table
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING
@@ -35,6 +35,8 @@ MODES: Final = ("default", "reduce-overhead", "max-autotune")
 CHECKS: Final = ("compiles", "equivalence", "worth")
 _HEAD: Final = ("mode", "verdict", "times as fast", "eager", "compiled", "a second", "kernels", "memory", "compiling",
                 "pays after")
+_MEASURE: Final = ("Seconds and items a second are those of a step in a quiet moment (the tenth percentile of all that "
+                   "were timed); times as fast is the median over rounds, with its interval of 99 %.")
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,12 @@ class ModeReport:
             compiling += f" ({worth['cached']} of {worth['compiles']} from a cache)"
         kernels = f"{_number(sides['eager']['kernels'])} to {_number(sides['compiled']['kernels'])}"
         pays = f"{worth['pays_after']} steps" if worth["pays_after"] else "never"
+        # Of the same quiet step as its time: the observation has items a second of the median.
+        compiled = sides["compiled"]
+        rate = compiled["items_per_second"] * compiled["median"] / compiled["low"]
         return (self.mode, self.verdict, f"{worth['speedup']:.2f} ({low:.2f} to {high:.2f})",
-                f"{sides['eager']['low'] * 1e3:.3f} ms", f"{sides['compiled']['low'] * 1e3:.3f} ms",
-                f"{sides['compiled']['items_per_second']:.4g} {worth['unit']}", kernels,
-                f"{worth['memory_delta_mib']:+.1f} MiB", compiling, pays)
+                f"{sides['eager']['low'] * 1e3:.3f} ms", f"{compiled['low'] * 1e3:.3f} ms",
+                f"{rate:.4g} {worth['unit']}", kernels, f"{worth['memory_delta_mib']:+.1f} MiB", compiling, pays)
 
     @property
     def cause(self) -> str:
@@ -164,7 +168,7 @@ def _modes_of(backend: str) -> tuple[str, ...]:
 
 def report_lines(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:
     """The report for a terminal."""
-    yield f"{model}: eager beside compiled, one step in a quiet moment (the tenth percentile); intervals of 99 %"
+    yield f"{model}: eager beside compiled. {_MEASURE}"
     rows = [_HEAD, *(report.row() for report in reports)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -178,6 +182,8 @@ def _reasons(reports: Sequence[ModeReport]) -> Iterator[str]:
     for report in reports:
         if report.cause:
             yield f"{report.mode}: {report.cause}"
+        elif remark := idle_remark(report.worth) if report.worth else "":
+            yield f"{report.mode}: {remark}"
         if report.cold_compiler:
             yield (f"{report.mode}: its compiler could not be warmed up before ({report.cold_compiler}), so what is "
                    "paid once on a machine is in its seconds of compiling")
@@ -186,6 +192,8 @@ def _reasons(reports: Sequence[ModeReport]) -> Iterator[str]:
 def report_markdown(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:
     """The report as Markdown."""
     yield f"## {inline_code(model)}, eager beside compiled"
+    yield ""
+    yield prose(_MEASURE)
     yield ""
     yield from table(_HEAD, [tuple(map(prose, report.row())) for report in reports])
     for reason in _reasons(reports):

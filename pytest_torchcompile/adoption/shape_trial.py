@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +20,17 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.compiler import warm_toolchain
-from pytest_torchcompile.layer.benchmark import StepRunner, steps_of_timing
+from pytest_torchcompile.layer.benchmark import steps_of_timing
 from pytest_torchcompile.layer.benchmark_result import Ratio, ratio_of
+from pytest_torchcompile.layer.step_runner import StepRunner
 from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import observe
-from pytest_torchcompile.ledger.records import whole_compiles
+from pytest_torchcompile.ledger.explain import recompile_advice
+from pytest_torchcompile.ledger.records import Compile, whole_compiles
 from pytest_torchcompile.loading import one_line
 from pytest_torchcompile.oracle import default_loss
 from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 
@@ -35,6 +38,8 @@ __all__ = ["try_way"]
 
 SEED: Final = 0
 TURNS: Final = 9
+_RECOMPILES: Final = {"auto": 1, "dynamic": 0}
+"""As many of a function keep its sizes open; with static sizes it recompiles for each by design."""
 PASSES: Final = 2
 """How often each size is met before it is timed: what compiles later is late."""
 
@@ -88,8 +93,27 @@ def try_way(asked: Mapping[str, Any]) -> dict[str, Any]:
         "late_compiles": len(whole_compiles(seen.compiles[met:])),
         "eager": {size: seconds for size, (seconds, _) in timed.items()},
         "ratio": {size: [ratio.value, ratio.low, ratio.high] for size, (_, ratio) in timed.items()},
+        "recompiled": _recompiled_text(seen.recompiles, cell.dynamic),
         "torch": torch.__version__,
     }  # fmt: skip
+
+
+def _recompiled_text(recompiles: Sequence[Compile], dynamic: str) -> str:
+    """Of the function that recompiled most the guard that failed last, its line, and what to do.
+
+    Empty where no function recompiled more often than this setting of ``dynamic`` has to: of sizes that torch is to
+    find out about, once.
+    """
+    by_function: dict[tuple[str, int, int], list[Compile]] = {}
+    for each in recompiles:
+        by_function.setdefault((each.file, each.line, each.resumed_at), []).append(each)
+    worst = max(by_function.values(), key=len, default=[])
+    if dynamic not in _RECOMPILES or len(worst) <= _RECOMPILES[dynamic]:
+        return ""
+    last = worst[-1]
+    place = f" ({last.at})" if last.at else ""
+    advice = recompile_advice(last, dynamic=dynamic == "dynamic")
+    return f"a guard failed {count(len(worst), 'time')}, the last being {last.reason}{place}: {advice}"
 
 
 def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -> tuple[float, Ratio]:

@@ -25,6 +25,7 @@ from pytest_torchcompile.layer.shape_ways import WAYS, ShapeExperiment, Way, buc
 from pytest_torchcompile.plan.matrix import Matrix
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.playbook.shape_notes import experiment_table
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks.serving import set_environment
 from pytest_torchcompile.report.safe_output import harmless_text
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -136,7 +137,7 @@ def _run_ways(
             value, low, high = answer["ratio"][str(size)]
             steady[size], least[size], most[size] = eager[size] * value, eager[size] * low, eager[size] * high
         ways.append(Way(name, answer["compiles"], answer["cold_seconds"], steady, tuple(answer["eager_sizes"]),
-                        answer["late_compiles"], least=least, most=most))
+                        answer["late_compiles"], least=least, most=most, recompiled=answer["recompiled"]))
     torch = good[0]["torch"] if good else ""
     return ShapeExperiment(cell.model, dim, cell.backend, cell.phase, torch, dict(traffic), buckets, eager, tuple(ways))
 
@@ -152,6 +153,10 @@ def _try_apart(
     dynamic = "static" if name == "buckets" else name
     asked = {"cell": replace(cell, dynamic=dynamic).to_dict(), "entry": matrix.models[cell.model].to_dict(),
              "root": str(matrix.root), "path": sys.path, "dim": dim, "sizes": sizes, "padded": padded}
+    # It may take minutes, and what is printed comes at the end.
+    number = WAYS.index(name) + 1
+    print(f"shapes: way {number} of {len(WAYS)}, {name}: compiling and timing {count(len(sizes), 'size')}",
+          file=sys.stderr, flush=True)
     with empty_caches() as caches:
         try:
             done = subprocess.run([sys.executable, "-m", _MODULE], input=json.dumps(asked), capture_output=True,

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from pytest_torchcompile.backends.graph_halves import nodes_from_gradients
+from pytest_torchcompile.state.random_operators import node_draws
 
 __all__ = ["bucket_collectives"]
 
@@ -133,7 +134,7 @@ def _keeps_its_place(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         # Of another function nobody knows what it does beside.
         return node.op in ("call_module", "call_method")
-    return torch.Tag.nondeterministic_seeded in node.target.tags or bool(node.target._schema.is_mutable)
+    return node_draws(node) or bool(node.target._schema.is_mutable)
 
 
 def _join(graph: fx.Graph, bucket: list[fx.Node]) -> None:

@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from torch import fx
 
+from pytest_torchcompile.state.random_operators import node_draws
+
 __all__ = ["constant_folding", "real_tensors"]
 
 _LARGEST: Final = 1 << 16
@@ -76,7 +78,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.target.namespace not in ("aten", "prims") or node.target._schema.is_mutable:
         return False
     # What is in empty memory is anyone's guess.
-    return torch.Tag.nondeterministic_seeded not in node.target.tags and "empty" not in str(node.target)
+    return not node_draws(node) and "empty" not in str(node.target)
 
 
 def _handed_out(module: fx.GraphModule) -> set[fx.Node]:

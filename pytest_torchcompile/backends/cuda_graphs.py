@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.state.random_operators import node_draws
 
 __all__ = ["cuda_graphs"]
 
@@ -45,7 +46,7 @@ cuda_graphs.returns_runner = True  # type: ignore[attr-defined]
 def _refuse(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         value = node.meta.get("val")
-        if _draws(node):
+        if node_draws(node):
             raise UsageError(f"cuda_graphs replays what was recorded, and {node.target} of this graph draws random "
                              "numbers anew in each call; leave the pass out for this model")
         if node.op != "placeholder":
@@ -56,17 +57,6 @@ def _refuse(module: fx.GraphModule) -> None:
         if isinstance(value, torch.Tensor) and value.device.type != "cuda":
             raise UsageError(f"cuda_graphs records what runs on a GPU, and {node.name} of this graph is on "
                              f"{value.device.type}; write `device: cuda`, or leave the pass out")
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers; attention may, and does not where its dropout is 0."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    for place, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0.0)
-    return True
 
 
 def _is_state(node: fx.Node) -> bool:

@@ -29,6 +29,7 @@ from pytest_torchcompile.backends.cuda_graphs import cuda_graphs
 from pytest_torchcompile.backends.graph_halves import forward_nodes, tag_halves
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.loading import kind_of, one_line, resolve
+from pytest_torchcompile.state.random_operators import node_draws
 
 __all__ = ["PASSES", "GraphPass", "PassFunction", "apply_pass", "example_inputs", "read_passes"]
 
@@ -282,7 +283,7 @@ def recompute_pointwise(module: fx.GraphModule) -> None:
     written = _inputs_written_to(module)
     for node in forward_nodes(module):
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
+        if torch.Tag.pointwise not in tags or node_draws(node):
             continue
         if not written.intersection(node.all_input_nodes):
             node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)

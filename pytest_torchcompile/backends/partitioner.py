@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.state.random_operators import node_draws
 
 __all__ = ["partition_function"]
 
@@ -46,7 +47,6 @@ def _drop_draws_of_forward(backward: fx.GraphModule) -> None:
     no input, so they would be drawn twice. The tag of a node says which half it is of (torch 2.8 to 2.15).
     """
     for node in reversed(backward.graph.nodes):
-        draws = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-        if draws and not node.users and node.meta.get(_TAG) == _IS_FORWARD:
+        if node_draws(node) and not node.users and node.meta.get(_TAG) == _IS_FORWARD:
             backward.graph.erase_node(node)
     backward.recompile()

@@ -79,7 +79,7 @@ def _unnoted_graphs(graphs: list[dict[str, Any]]) -> Iterator[str]:
 def _measure_launches(run: CellTrial) -> dict[str, Any] | None:
     """What the GPU ran in one warm step of the first size, eagerly and compiled, loss included; None without a GPU."""
     from pytest_torchcompile.gauges.kernels import count_launches
-    from pytest_torchcompile.layer.benchmark import StepRunner
+    from pytest_torchcompile.layer.step_runner import StepRunner
     from pytest_torchcompile.oracle.training import default_loss
 
     # The profiler sees kernels of a GPU only.

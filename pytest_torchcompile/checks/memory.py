@@ -42,7 +42,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
 
 def _measure_growth(run: CellTrial, side: Side, device: str) -> int:
     from pytest_torchcompile.gauges.memory import memory_growth
-    from pytest_torchcompile.layer.benchmark import StepRunner
+    from pytest_torchcompile.layer.step_runner import StepRunner
     from pytest_torchcompile.oracle.training import default_loss
 
     loss = (run.loss or default_loss) if run.train else None

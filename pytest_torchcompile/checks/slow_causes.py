@@ -14,12 +14,12 @@ its peak is taken off the others, for no remedy wins that back; what explains le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_torchcompile.ledger.records import OverLimit
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, readable_seconds
 
 __all__ = ["SlowCause", "gpu_share", "idle_causes", "idle_remark", "kernel_time", "roof_share", "slow_cause",
            "slow_causes"]
@@ -31,6 +31,7 @@ MOSTLY_OUTSIDE: Final = 0.5
 LEAST_TOLD: Final = 0.1
 """A cause that explains less of the step is not told: its remedy would win nothing that one sees."""
 MUCH_GUARDING: Final = 0.15
+MUCH_CALLING: Final = 1 / 3
 MUCH_LIBRARY: Final = 0.5
 MUCH_PYTHON: Final = 0.5
 SAME_KERNELS: Final = 0.95
@@ -56,6 +57,12 @@ _NUMBERS_TAKEN: Final = {
                                  "compute both sides and choose by torch.where, or write it with torch.cond"),
 }
 """What torch's reason for a graph break holds, to what the code does there and what to do (torch 2.8 to 2.15)."""
+_ROOFS: Final = {
+    "memory": ("the memory's bandwidth", "move fewer bytes"),
+    "compute": ("the peak of matrix products", "compute less"),
+    "functions": ("the peak of exp, tanh and the like", "compute less"),
+}
+"""What bounds a step, to its name and what to do."""
 FASTER: Final = "faster"
 NOT_FASTER: Final = ("slower", "no difference")
 
@@ -80,36 +87,47 @@ def slow_cause(section: Mapping[str, Any]) -> str:
 
 def slow_causes(section: Mapping[str, Any]) -> list[SlowCause]:
     """All of them, that which explains most of the step first."""
-    # Something that compiles is no steady state, whatever the times say; nor is what was compiled too often.
-    recompiled = [*_over_limit(section), *_late_compiles(section)]
-    if recompiled or section["verdict"] not in NOT_FASTER or not section.get("profile"):
-        return recompiled
-    return _ranked_causes(section)
+    # Something that compiles is no steady state, whatever the times say.
+    late = list(_late_compiles(section))
+    if section["verdict"] == FASTER:
+        return late
+    given_up = _told(_over_limit(section))
+    if late or section["verdict"] not in NOT_FASTER or not section.get("profile"):
+        # What runs eagerly by now was compiled until its limit: those compiles are the smaller trouble.
+        return [*given_up, *late] if _mostly_outside(section) else [*late, *given_up]
+    return _ranked_causes(section, given_up)
 
 
 def idle_remark(section: Mapping[str, Any]) -> str:
-    """Of a model that is faster already, why its GPU waits most of a step; empty where it does not, or nobody knows."""
+    """What a model that is faster already leaves unused: a part that was given up, a GPU that waits; mostly empty."""
     causes = idle_causes(section)
     return f"more to win: {causes[0].text}" if causes else ""
 
 
 def idle_causes(section: Mapping[str, Any]) -> list[SlowCause]:
     """The causes of :func:`idle_remark`; what a GPU computes is none of them."""
-    if section["verdict"] != FASTER or section.get("late") or section.get("over_limit") or not section.get("profile"):
+    if section["verdict"] != FASTER or section.get("late"):
         return []
-    busy = gpu_share(section)
+    given_up = list(_over_limit(section))
+    busy = gpu_share(section) if section.get("profile") else None
     if busy is None or busy >= IDLE_GPU:
-        return []
-    return [cause for cause in _ranked_causes(section) if cause.kind in LEAVES_IDLE]
+        return given_up
+    ranked = [cause for cause in _ranked_causes(section, ()) if cause.kind in LEAVES_IDLE]
+    return [*given_up, *ranked]
 
 
-def _ranked_causes(section: Mapping[str, Any]) -> list[SlowCause]:
-    outside = list(_little_compiled(section))
-    causes = [*outside, *_guards(section), *_python(section), *_waits(section), *_roof(section)]
-    launches = list(_launches(section))
+def _mostly_outside(section: Mapping[str, Any]) -> bool:
+    """Whether most operators run eagerly; so it is taken to be where it was not measured."""
+    coverage = section.get("coverage")
+    return coverage is None or float(coverage) < MOSTLY_OUTSIDE
+
+
+def _ranked_causes(section: Mapping[str, Any], given_up: Sequence[SlowCause]) -> list[SlowCause]:
+    outside = [*given_up, *_little_compiled(section)]
+    causes = [*outside, *_guards(section), *_python(section), *_calling(section), *_waits(section), *_roof(section)]
     # Of kernels that are mostly their calls it says little that they are as many as before.
-    following = launches or list(_same_kernels(section))
-    if outside and section["coverage"] < MOSTLY_OUTSIDE:
+    following = list(_launches(section)) or list(_same_kernels(section))
+    if outside and _mostly_outside(section):
         return [*_told(causes), *_told(following)]
     return _told([*causes, *following])
 
@@ -176,9 +194,14 @@ def _first_break(section: Mapping[str, Any]) -> str:
 
 
 def _over_limit(section: Mapping[str, Any]) -> Iterator[SlowCause]:
-    """Functions that torch has given up, for they were compiled too often."""
+    """Functions that torch has given up, for they were compiled too often, with what runs eagerly in all."""
+    coverage = section.get("coverage")
+    outside = None if coverage is None else 1 - float(coverage)
+    share = 1.0 if outside is None else outside
+    if outside and section.get("profile"):
+        share = _part(section, "operators") + _part(section, "python")
     for over in section.get("over_limit", ()):
-        yield SlowCause("recompiles", 1.0, str(OverLimit(**over)))
+        yield SlowCause("recompiles", share, OverLimit(**over).told(outside))
 
 
 def _late_compiles(section: Mapping[str, Any]) -> Iterator[SlowCause]:
@@ -233,16 +256,47 @@ def _guards(section: Mapping[str, Any]) -> Iterator[SlowCause]:
         )  # fmt: skip
 
 
+def _users_python(section: Mapping[str, Any]) -> float:
+    """The share of a step that passes in Python of the user's own: by both of the profiles that see it.
+
+    That of operators has torch's own Python in it, and what it costs itself. That of functions has operators in it.
+    """
+    own = section["profile"].get("user_python") or {}
+    return min(_part(section, "python"), float(own.get("share", 0.0)))
+
+
 def _python(section: Mapping[str, Any]) -> Iterator[SlowCause]:
-    share = _part(section, "python")
+    share = _users_python(section)
     if share < MUCH_PYTHON:
         return
-    place = ""
+    own = section["profile"]["user_python"]
+    place = f"{own['function']} ({own['file']}:{own['line']})"
     if at := _first_break(section):
-        place = f", the first graph break being at {at}"
+        place += f", the first graph break being at {at}"
     yield SlowCause(
-        "host", share, f"{share:.0%} of a compiled step passes in Python, outside of graphs and operators{place}: take "
-        "prints, `.item()` and loading out of the step",
+        "host", share, f"{share:.0%} of a compiled step passes in Python of the model's own, most of it in {place}: "
+        "take prints, `.item()` and loading out of the step",
+    )  # fmt: skip
+
+
+def _calling(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    """What a call of compiled code costs beside its kernels: torch's own Python, and guards."""
+    guards = _part(section, "guards")
+    # Where guards are much of it, that is a cause of its own.
+    share = _part(section, "python") - _users_python(section) + (0 if guards >= MUCH_GUARDING else guards)
+    if share < MUCH_CALLING:
+        return
+    kernels, busy, skipped = section["sides"]["compiled"]["kernels"], gpu_share(section), section.get("skips")
+    remedy = "give it larger batches, or compile a larger part at once"
+    if busy is not None and kernels and kernels > 1 and not section["launches"]["compiled"]["graphs"]:
+        remedy = "give it larger batches, or have its kernels replayed as one CUDA graph, by mode reduce-overhead"
+        if skipped:
+            remedy = f"give it larger batches; CUDA graphs were skipped: {skipped[0]}"
+    around = f" around {count(kernels, 'kernel call')}" if kernels else ""
+    step = readable_seconds(section["sides"]["compiled"]["low"])
+    yield SlowCause(
+        "launches", share, f"{share:.0%} of a compiled step of {step} is what calling compiled code "
+        f"costs (torch's own Python and guards{around}): {remedy}",
     )  # fmt: skip
 
 
@@ -252,9 +306,8 @@ def _waits(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     busy = gpu_share(section)
     if not waits or (busy is not None and busy >= 1 - MUCH_GUARDING):
         return
-    place = ""
-    if at := _first_break(section):
-        place = f"; the first graph break is at {at}"
+    at = _first_break(section)
+    place = f"; the first graph break is at {at}" if at else ""
     # On a CPU nobody is waited for: what the break leaves outside of graphs is what it costs.
     outside = _part(section, "operators") + _part(section, "python")
     share = outside if busy is None else 1 - busy
@@ -270,8 +323,7 @@ def _roof(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     if share < NEAR_ROOF:
         return
     roof = section["roof"]
-    what = "the memory's bandwidth" if roof["bound"] == "memory" else "the peak of matrix products"
-    remedy = "move fewer bytes" if roof["bound"] == "memory" else "compute less"
+    what, remedy = _ROOFS[roof["bound"]]
     yield SlowCause(
         "roof", share, f"it runs at {share:.0%} of {what} of this machine ({roof['device']}), so no compiler helps: "
         f"{remedy}, by a narrower dtype or a smaller model",

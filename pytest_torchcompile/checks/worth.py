@@ -11,7 +11,7 @@ machine needs at its peak for the work of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,8 @@ from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.layer.benchmark_result import Benchmark
+    from pytest_torchcompile.ledger.records import Compile, Text
+    from pytest_torchcompile.oracle.calls import Side
     from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK", "WRONG"]
@@ -36,23 +38,49 @@ SIGMAS: Final = 2 * 2.576
 """The width of an interval of 99 % in standard deviations, for normal noise."""
 MIB: Final = 2**20
 KEPT_BREAKS: Final = 3
+_BOUNDS: Final = {"functions": "exp, tanh and the like"}
+"""What bounds a step, where its name alone tells little."""
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
-    """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part."""
-    from pytest_torchcompile.layer.benchmark import StepRunner, benchmark_sides
+    """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part.
+
+    A model that draws random numbers is compiled anew for it, with Inductor's own: cells compare under eager's.
+    """
+    from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.ledger.records import Compile
-    from pytest_torchcompile.oracle.training import default_loss
+    from pytest_torchcompile.oracle.own_draws import production_side
 
     if run.compiled.error or run.side is None:
         return not_run(run)
     wrong = _wrong_numbers(run)
     if wrong:
         return {"raised": None, "wrong": wrong}
+    with production_side(run, run.single) as own:
+        if own is None:
+            # What is timed is what was judged.
+            recompiles = list(map(Compile.from_dict, run.compiled.seen["recompiles"]))
+            return _measured(run, run.side, run.texts, recompiles)
+        with observe(root=run.root, keep_texts=True) as seen:
+            for call in run.calls:
+                recording, _ = own.run(call, run.loss, run.train, run.seed)
+                if recording.error:
+                    return {"raised": f"{recording.error.type}, with random numbers that Inductor draws itself"}
+        return {**_measured(run, own, seen.texts, seen.recompiles), "own_draws": True}
+
+
+def _measured(
+    run: CellTrial, compiled: Side, texts: Sequence[Text], recompiles: Sequence[Compile]
+) -> dict[str, Any]:
+    """The section of a compiled side beside an eager one; what was compiled of it before, and of that the recompiles.
+    """
+    from pytest_torchcompile.layer.benchmark import benchmark_sides
+    from pytest_torchcompile.layer.step_runner import StepRunner
+    from pytest_torchcompile.oracle.training import default_loss
+
     loss = (run.loss or default_loss) if run.train else None
-    # The compiled model is the one that the run has compiled, so what is timed here is what was judged.
     eager, batches = run.make(None), [call.batch for call in run.calls]
-    for side in (eager, run.side):
+    for side in (eager, compiled):
         side.restore()
 
     def make_batch(number: int) -> Any:
@@ -61,10 +89,9 @@ def measure(run: CellTrial) -> dict[str, Any]:
     # At least one warm step of each size.
     warmup = max(3, len(batches))
     eager_runner = StepRunner(eager.call, eager.module, loss)
-    compiled_runner = StepRunner(run.side.call, run.side.module, loss)
+    compiled_runner = StepRunner(compiled.call, compiled.module, loss)
     timed = benchmark_sides(
-        eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts,
-        earlier=list(map(Compile.from_dict, run.compiled.seen["recompiles"])),
+        eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=texts, earlier=recompiles,
     )  # fmt: skip
     section = {"raised": None, "wrong": "", **_figures(timed), **_compile_facts(run, timed), **_evidence(run, timed)}
     section["text"] = "\n".join([section["text"], *_roof_lines(section)])
@@ -113,8 +140,12 @@ def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     breaks = []
     for each in run.compiled.seen["graph_breaks"][:KEPT_BREAKS]:
         breaks.append({name: each[name] for name in ("file", "line", "reason")})
+    # What compiled in the first calls may have been given up since.
+    covered = [each["share"] for each in run.compiled.coverage]
+    if timed.coverage is not None:
+        covered.append(timed.coverage)
     return {
-        "coverage": min((each["share"] for each in run.compiled.coverage), default=None),
+        "coverage": min(covered, default=None),
         "breaks": breaks,
         "compiling_seconds": seconds,
         "first_call_seconds": sum(each["seconds"] for each in compiles if each["during"] == first),
@@ -189,7 +220,8 @@ def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
     if not roof:
         return
     seconds, share = section["sides"]["compiled"]["low"], roof_share(roof)
-    peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {roof['bound']}"
+    bound = _BOUNDS.get(roof["bound"], roof["bound"])
+    peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {bound}"
     if share is None:
         yield (f"{peaks}, and compiled it takes {seconds * 1e3:.3f} ms: its roof could not be told, because what it "
                "reads lies in caches, or less is moved than was counted")

@@ -17,11 +17,11 @@ from pytest_torchcompile.explain.dynamo_hooks import BytecodeNotes
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_runs import GraphRuns
 from pytest_torchcompile.explain.graph_texts import read_stages
-from pytest_torchcompile.layer.benchmark import StepRunner
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.sample_batch import batch_for
+from pytest_torchcompile.layer.step_runner import StepRunner
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.torch_logs import traced_to_file
@@ -133,5 +133,6 @@ def _time_kernels(explained: Explanation, timer: KernelTimer, step: Callable[[],
     codes = [stage.text for stage in explained.stages if stage.stage == "code"]
     try:
         explained.kernels = timer.timed(explained.kernels, codes, step)
+        explained.unrest = timer.unrest
     except Exception as error:
         explained.lost.append(f"seconds of single kernels: {one_line(error)}")

@@ -68,8 +68,8 @@ def explain_cell(matrix: Matrix, planned: PlannedCell, trace: Path | None = None
     """
     from pytest_torchcompile.explain.capture import explain_step
     from pytest_torchcompile.explain.toolkit_notes import read_changes, table_changes
-    from pytest_torchcompile.layer.benchmark import StepRunner
     from pytest_torchcompile.layer.preservation import preserved
+    from pytest_torchcompile.layer.step_runner import StepRunner
     from pytest_torchcompile.layer.training_step import loss_of_step
     from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
     from pytest_torchcompile.run import subject

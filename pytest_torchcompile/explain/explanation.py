@@ -9,6 +9,7 @@ from typing import Any, Final
 from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, PassChange, TracedOperator
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
 from pytest_torchcompile.explain.guards import Guard
+from pytest_torchcompile.gauges.quietness import is_quiet
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
 from pytest_torchcompile.lowering.kernel_records import KernelCall
 from pytest_torchcompile.quantity import count
@@ -47,8 +48,18 @@ class Explanation:
     failures: list[FailedCompile] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """What could not be read."""
+    unrest: float = 1.0
+    """How restless the machine was while kernels were timed (:mod:`pytest_torchcompile.gauges.quietness`)."""
     error: str = ""
     """What the compiled step raised; what was made until then is explained all the same."""
+
+    @property
+    def busy(self) -> str:
+        """Why the seconds of kernels are too long; empty on a quiet machine."""
+        if is_quiet(self.unrest):
+            return ""
+        return (f"this machine was busy while kernels were timed (of the same steps the slowest took {self.unrest:.1f} "
+                "times the fastest): their microseconds are too long, so explain it again when it is quiet")
 
     def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
         """The graphs of one stage that a compile made."""

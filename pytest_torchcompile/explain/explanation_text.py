@@ -42,6 +42,8 @@ def explanation_lines(explained: Explanation) -> Iterator[str]:
            f"{explained.torch_version}, {explained.settings}")
     if explained.error:
         yield f"the compiled step raised {explained.error}"
+    if explained.busy:
+        yield explained.busy
     for compile_id in explained.compile_ids:
         yield ""
         yield from _compile_lines(explained, compile_id)
@@ -235,4 +237,4 @@ def _eager_lines(explained: Explanation) -> Iterator[str]:
             yield f"  torch's hint, not tried here (the check graph_breaks of a matrix tries it): {found.hint}"
     for eager in explained.eager_frames:
         yield ""
-        yield f"ran eagerly  {eager.function}  {_short(f'{eager.file}:{eager.line}')}  {eager.reason}"
+        yield f"ran eagerly  {eager.part}  {_short(f'{eager.file}:{eager.line}')}  {eager.reason}"

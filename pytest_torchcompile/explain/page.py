@@ -32,6 +32,7 @@ def explanation_page(explained: Explanation, roofline: Roofline | None = None) -
         tag("header", tag("h1", explained.name), tag("p", _summary(explained)),
             tag("p", explained.settings, class_="quiet"), tag("p", _HINT, id="hint", class_="quiet js", role="status")),
         tag("p", f"The compiled step raised {explained.error}", class_="error") if explained.error else None,
+        tag("p", explained.busy, class_="note") if explained.busy else None,
         tag("main", parts, _passes_section(explained), _roofline_section(roofline), _eager_section(explained),
             _lost_section(explained)),
     )  # fmt: skip
@@ -132,7 +133,7 @@ def _roofline_section(roofline: Roofline | None) -> Html | None:
     """Where the time of the kernels goes, and how much of it could be won."""
     if roofline is None or not roofline.kernels:
         return None
-    note = ("Each point is a kernel, where it was measured. Blue: bound by memory; red: by products. "
+    note = ("Each point is a kernel, where it was measured. Blue: bound by memory; red: by computing. "
             "A point far below the roof has time to win.")
     return tag("section", tag("h2", "Kernels below the machine's roof"), tag("p", note, class_="note"),
                roofline.figure(), tag("pre", "\n".join(roofline.lines())))
@@ -144,7 +145,7 @@ def _eager_section(explained: Explanation) -> Html | None:
         where = short_place(f"{found.file}:{found.line}")
         items.append(tag("li", "Graph break at ", tag("code", where), f": {found.reason}"))
     for eager in explained.eager_frames:
-        items.append(tag("li", "Ran eagerly: ", tag("code", eager.function), f": {eager.reason}"))
+        items.append(tag("li", "Ran eagerly: ", tag("code", eager.part), f": {eager.reason}"))
     return tag("section", tag("h2", "What was not compiled"), tag("ul", items)) if items else None
 
 

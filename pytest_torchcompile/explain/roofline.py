@@ -2,6 +2,7 @@
 
 FLOPs come from the shapes in the compiler's own graphs, by the formulas of ``torch.utils.flop_counter``. An operator
 that it does not know counts one for each element of its result. Bytes are what the kernel reads and writes.
+Exp, tanh and the like are held against the machine's own peak of exp; of all else that has no formula, bytes alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
+from pytest_torchcompile.gauges.library_operators import is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.gauges.step_work import flop_formula
 from pytest_torchcompile.lowering.kernel_records import (
@@ -50,7 +52,7 @@ class KernelRoof:
     seconds: float
     """The least that it can take."""
     bound: str
-    """``memory`` or ``compute``."""
+    """``memory``, ``compute``, or ``functions``: exp, tanh and the like."""
     counted: bool
     """Its FLOPs are by torch's formulas, and not one for each element."""
     dtype: str = "float32"
@@ -93,7 +95,7 @@ def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof
 
 
 def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int], peaks: MachinePeaks) -> KernelRoof:
-    products, others, uncounted = 0, 0, False
+    products, others, functions, uncounted = 0, 0, 0, False
     stored = {tensor.of: tensor for tensor in call.writes}
     for operator in call.operators:
         number = known.get((call.compile_id, operator.node))
@@ -102,12 +104,17 @@ def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int],
             continue
         uncounted = uncounted or _formula(_packet_name(operator.target)) is not None
         if not operator.view:
-            others += _elements_made(operator, stored.get(operator.node))
+            elements = _elements_made(operator, stored.get(operator.node))
+            others += elements
+            functions += elements * is_function(_packet_name(operator.target))
     dtype = call.writes[0].dtype if call.writes else "float32"
-    # What no formula has is cheap beside the bytes that it takes, so products alone are held against their peak.
-    computing = products / peaks.products_per_second(dtype) if products else 0.0
-    moving = moved / peaks.bandwidth
-    bound = "compute" if computing > moving else "memory"
+    # Plain arithmetic is cheap beside the bytes that it takes, so it is not held against a peak.
+    multiplying = products / peaks.products_per_second(dtype) if products else 0.0
+    evaluating = functions / peaks.functions if peaks.functions else 0.0
+    computing, moving = multiplying + evaluating, moved / peaks.bandwidth
+    bound = "memory"
+    if computing > moving:
+        bound = "functions" if evaluating > multiplying else "compute"
     return KernelRoof(call.name, call.stage, products + others, moved, max(computing, moving), bound, bool(products),
                       dtype, uncounted, call.seconds)
 
@@ -199,12 +206,14 @@ class Roofline:
 
     kernels: tuple[KernelRoof, ...]
     peaks: MachinePeaks
+    busy: str = ""
+    """As :attr:`Explanation.busy`."""
 
     @classmethod
     def of(cls, explained: Explanation, device: str) -> Roofline:
         """The peaks are those that are kept of this machine, else they are measured now."""
         peaks = machine_peaks(device)
-        return cls(tuple(kernel_roofs(explained, peaks)), peaks)
+        return cls(tuple(kernel_roofs(explained, peaks)), peaks, explained.busy)
 
     @property
     def dtype(self) -> str:
@@ -242,7 +251,9 @@ class Roofline:
             left = sum(roof.seconds_left for roof in timed)
             yield (f"  measured {measured * 1e6:.1f} µs in {count(len(timed), 'kernel')}; {left * 1e6:.1f} µs of it is "
                    "above the roof, with the calls themselves")
-        yield f"  {'least µs':>10}  {'measured':>10}  {'of roof':>7}  {'bound':7}  {'moves':>9}  {'FLOPs':>12}  kernel"
+            if self.busy:
+                yield f"  {self.busy}"
+        yield f"  {'least µs':>10}  {'measured':>10}  {'of roof':>7}  {'bound':9}  {'moves':>9}  {'FLOPs':>12}  kernel"
         dearest = sorted(self.kernels, key=_cost_of, reverse=True)
         for roof in dearest[:_SHOWN]:
             yield _row_of(roof)
@@ -256,7 +267,7 @@ class Roofline:
             derived = {"intensity": roof.intensity, "share_of_roof": roof.share_of_roof,
                        "seconds_left": roof.seconds_left}
             kernels.append({**asdict(roof), **derived})
-        return {"peaks": self.peaks.to_dict(), "kernels": kernels}
+        return {"peaks": self.peaks.to_dict(), "busy": self.busy, "kernels": kernels}
 
 
 def _cost_of(roof: KernelRoof) -> float:
@@ -270,5 +281,5 @@ def _row_of(roof: KernelRoof) -> str:
     remark = "" if roof.counted else " (one FLOP an element)"
     if roof.uncounted:
         remark = " (products not counted: open sizes)"
-    work = f"{roof.bound:7}  {readable_bytes(roof.bytes):>9}  {roof.flops:>12,}"
+    work = f"{roof.bound:9}  {readable_bytes(roof.bytes):>9}  {roof.flops:>12,}"
     return f"  {roof.seconds * 1e6:10.2f}  {measured:>10}  {share:>7}  {work}  {roof.name}{remark}"

@@ -1,5 +1,7 @@
 """Library operators: those whose work stays what it is, compiled or not, for nothing is fused into them.
 
+*Functions* are the other operators that compute much: exp, tanh and the like take tens of instructions an element.
+
 Products of matrices, convolutions, attention and recurrent layers are a library's. An operator of another namespace is
 one that the compiler does not look into. A product with a vector is none of them: Inductor writes ``mv`` and ``dot`` as
 a sum (``torch/_decomp/decompositions.py``, torch 2.8 to 2.15).
@@ -10,9 +12,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["calls_library"]
+__all__ = ["calls_library", "is_function"]
 
 _NAMES: Final = re.compile(r"mm$|mm_|baddbmm|convolution|conv\dd|attention|rnn|lstm|gru|cdist")
+_FUNCTIONS: Final = frozenset({
+    "_log_softmax", "_softmax", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "celu", "cos", "cosh",
+    "digamma", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "gelu_backward", "lgamma", "log",
+    "log10", "log1p", "log2", "log_sigmoid_forward", "logaddexp", "logit", "logsumexp", "mish", "selu", "sigmoid",
+    "silu", "silu_backward", "sin", "sinh", "softplus", "tan", "tanh",
+})
 _COMPILED: Final = frozenset({"aten", "prims"})
 """Namespaces that the compiler looks into."""
 
@@ -25,3 +33,12 @@ def calls_library(name: str) -> bool:
     """
     namespace, _, operator = name.rpartition("::")
     return bool(namespace and namespace not in _COMPILED) or bool(_NAMES.search(operator))
+
+
+def is_function(name: str) -> bool:
+    """Whether an operator of ATen computes exp, tanh or the like of each element, in place or not.
+
+    >>> is_function("tanh_"), is_function("mul")
+    (True, False)
+    """
+    return name.removesuffix("_") in _FUNCTIONS

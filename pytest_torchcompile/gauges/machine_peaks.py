@@ -28,6 +28,8 @@ _RUNS_OF_CALLS: Final = 300
 """A run of calls takes a millisecond, and on a busy machine few of them go undisturbed."""
 _COPIED: Final = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Bytes that are copied: more than caches hold."""
+_IN_CACHES: Final = 1 << 17
+"""Elements: enough that calling takes little of it, and that several threads take part."""
 _WIDTH: Final = {"cpu": 512, "cuda": 8192}
 """Of the square matrices that are multiplied."""
 
@@ -44,6 +46,9 @@ class MachinePeaks:
     """What calling an operator takes, however little it computes."""
     products: dict[str, float] = field(default_factory=dict)
     """FLOPs a second of a matrix product, by dtype."""
+    functions: float = 0.0
+    """Elements a second of exp, the cheapest of the functions that take many instructions; 0 on a GPU, where nothing
+    but memory bounds one call of it: there such functions are not counted."""
     measure: Callable[[str], float] | None = field(default=None, repr=False, compare=False)
     """Measures a dtype that is asked for first; None: there is nothing more to measure."""
 
@@ -56,7 +61,7 @@ class MachinePeaks:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"device": self.device, "bandwidth": self.bandwidth, "call_seconds": self.call_seconds,
-                "products": dict(self.products)}
+                "products": dict(self.products), "functions": self.functions}
 
 
 def machine_peaks(device: str = "cpu") -> MachinePeaks:
@@ -65,10 +70,15 @@ def machine_peaks(device: str = "cpu") -> MachinePeaks:
     key = _key_of(device)
     known = _read_file().get(key, {})
     peaks = MachinePeaks(_name_of(device), float(known.get("bandwidth", 0.0)),
-                         float(known.get("call_seconds", 0.0)), dict(known.get("products", {})))
+                         float(known.get("call_seconds", 0.0)), dict(known.get("products", {})),
+                         float(known.get("functions", 0.0)))
     if not peaks.bandwidth or not peaks.call_seconds:
         peaks.bandwidth = _measure_bandwidth(device, kind)
         peaks.call_seconds = _measure_call(device, kind)
+        _keep(key, peaks)
+    if not peaks.functions and kind == "cpu":
+        # A file of an earlier version has none.
+        peaks.functions = _measure_functions()
         _keep(key, peaks)
 
     def measure_and_keep(dtype: str) -> float:
@@ -152,6 +162,14 @@ def _measure_call(device: str, kind: str) -> float:
                 torch.add(one, one)
         best = min(best, time.perf_counter() - start)
     return best / _CALLS
+
+
+def _measure_functions() -> float:
+    """Elements a second of exp on a CPU, of what lies in its caches."""
+    given = torch.zeros(_IN_CACHES)
+    target = torch.empty_like(given)
+    seconds = _best_seconds(lambda: torch.exp(given, out=target), "cpu")
+    return _IN_CACHES / seconds
 
 
 def _measure_product(device: str, kind: str, dtype: str) -> float:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.gauges.coverage import CALL, IN_GRAPH, marked_graphs
+from pytest_torchcompile.gauges.user_python import UserPython
 from pytest_torchcompile.ledger import observe
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class StepProfile:
     guards: float
     """In Dynamo's guards."""
     python: float
-    """In nothing of this."""
+    """In nothing of this: Python, be it the user's or torch's own, and the profiler."""
     kernels: int
     """Kernels outside of compiled graphs."""
     kernels_in_graphs: int
@@ -60,6 +61,8 @@ class StepProfile:
     """Numbers taken out of tensors (``.item()``, a branch on a tensor): a GPU is waited for each time."""
     library_calls: dict[str, int] = field(default_factory=dict)
     """Operators that compiled graphs call, by name; those that take longest first."""
+    user_python: UserPython = field(default=UserPython(0.0))
+    """Python of the user's own, measured apart; ``python`` holds torch's too, and what the profiler itself costs."""
 
     def share(self, part: str) -> float:
         """The share of a part (``library``, ``guards``, ...) in all of the step."""
@@ -68,26 +71,41 @@ class StepProfile:
 
 
 def profile_step(step: Callable[[], object], times: int = 3) -> StepProfile:
-    """Profile ``step``, warm, ``times`` over; the shortest counts, for what interrupts a step only makes it longer."""
-    profiles = []
-    for _ in range(times):
-        # The markers are opened by the hooks of a ledger.
-        with observe():
-            profiles.append(_read_events(_record_events(step)))
-    return min(profiles, key=_seconds_of)
+    """Profile ``step``, warm, ``times`` over; the shortest counts, for what interrupts a step only makes it longer.
+
+    All in one session: the first step of a session takes longer, because the profiler itself is cold.
+    """
+    # The markers are opened by the hooks of a ledger.
+    with observe():
+        events = list(_record_events(step, times))
+    return min(map(_read_events, _by_step(events)), key=_seconds_of)
 
 
 def _seconds_of(profile: StepProfile) -> float:
     return profile.seconds
 
 
-def _record_events(step: Callable[[], object]) -> Iterable[FunctionEvent]:
+def _record_events(step: Callable[[], object], times: int) -> Iterable[FunctionEvent]:
     import torch
 
     profiler = torch.autograd.profiler
-    with marked_graphs(), profiler.profile(use_cpu=True) as profile, profiler.record_function(CALL):
-        step()
+    with marked_graphs(), profiler.profile(use_cpu=True) as profile:
+        for _ in range(times):
+            with profiler.record_function(CALL):
+                step()
     return profile.function_events or ()
+
+
+def _by_step(events: Iterable[FunctionEvent]) -> Iterable[list[FunctionEvent]]:
+    """The events of each step, which is one event itself; other threads move data and are not waited for."""
+    steps: dict[int, list[FunctionEvent]] = {}
+    for event in events:
+        outermost = event
+        while outermost.cpu_parent is not None:
+            outermost = outermost.cpu_parent
+        if outermost.name == CALL:
+            steps.setdefault(id(outermost), []).append(event)
+    return steps.values()
 
 
 @dataclass
@@ -108,12 +126,8 @@ class _Sums:
 
 def _read_events(events: Iterable[FunctionEvent]) -> StepProfile:
     sums = _Sums()
-    # The whole step is one event; other threads move data and are not waited for.
-    calls = [event for event in events if event.name == CALL]
-    thread = calls[0].thread if calls else 0
     for event in events:
-        if event.thread == thread:
-            _add_event(sums, event)
+        _add_event(sums, event)
     second = 1e6
     named = sorted(sums.calls, key=lambda name: -sums.seconds_of[name])
     beside = sums.graphs + sums.operators + sums.guards

@@ -15,13 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from pytest_torchcompile.gauges.library_operators import calls_library
+from pytest_torchcompile.gauges.library_operators import calls_library, is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.gauges.memory_regions import Regions, Traffic, tensors_in, traffic_of
 from pytest_torchcompile.gauges.step_profile import computes
 
 __all__ = [
-    "OperatorWork", "Roof", "StepWork", "WorkCounter", "flop_formula", "measure_work", "operator_flops", "roof_of",
+    "OperatorWork", "Roof", "StepWork", "WorkCounter", "flop_formula", "function_seconds", "measure_work",
+    "operator_flops", "roof_of",
 ]
 
 _ATTENTION: Final = "_scaled_dot_product"
@@ -80,7 +81,7 @@ class Roof:
 
     seconds: float
     bound: str
-    """``memory`` or ``compute``: which of both takes longer."""
+    """``memory`` or ``compute``, whichever takes longer; ``functions``: computing, which is mostly exp, tanh, ..."""
     bandwidth: float
     """Peak, bytes a second."""
     flops_per_second: float
@@ -101,17 +102,31 @@ def measure_work(step: Callable[[], object]) -> StepWork:
 
 
 def roof_of(work: StepWork, peaks: MachinePeaks, library_only: bool = True) -> Roof:
-    """The least seconds of this work: products at their peak, the least bytes at the memory's; the longer counts."""
+    """The least seconds of this work: products and functions at their peak, the least bytes at the memory's; the longer
+    counts. Of all other operators nothing is counted but what they move.
+    """
     by_dtype: dict[str, int] = {}
     for operator in work.operators:
         if operator.library or not library_only:
             by_dtype[operator.dtype] = by_dtype.get(operator.dtype, 0) + operator.flops
-    computing = sum(flops / peaks.products_per_second(dtype) for dtype, flops in by_dtype.items())
+    products = sum(flops / peaks.products_per_second(dtype) for dtype, flops in by_dtype.items())
+    functions = function_seconds(work, peaks)
+    computing = products + functions
     moving = work.least_bytes / peaks.bandwidth
     most = max(by_dtype, key=lambda dtype: by_dtype[dtype], default="")
     peak = peaks.products_per_second(most or "float32")
-    bound = "compute" if computing > moving else "memory"
+    bound = "memory"
+    if computing > moving:
+        bound = "functions" if functions > products else "compute"
     return Roof(max(computing, moving), bound, peaks.bandwidth, peak, peaks.device)
+
+
+def function_seconds(work: StepWork, peaks: MachinePeaks) -> float:
+    """What exp, tanh and the like take at the least, each counted as exp; 0 where no peak of it is known."""
+    if not peaks.functions:
+        return 0.0
+    elements = sum(each.flops for each in work.operators if not each.library and is_function(each.name))
+    return elements / peaks.functions
 
 
 def flop_formula(packet: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pytest_torchcompile.layer.double_backward import differentiable_twice
 from pytest_torchcompile.layer.graph_effects import SMALL, Before, Effects, copied_before, effects_of
+from pytest_torchcompile.state.random_operators import node_draws
 
 if TYPE_CHECKING:
     from pytest_torchcompile.layer.guarded_model import Guard
@@ -142,7 +143,7 @@ class _GuardedBackward:
             operator = node.target
             if node.op != "call_function" or not isinstance(operator, torch._ops.OpOverload):
                 continue
-            if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
+            if operator._schema.is_mutable or node_draws(node):
                 return False
         return True
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -14,12 +11,8 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.gauges.kernels import Launches, count_launches, read_kernels
 from pytest_torchcompile.gauges.memory import measure_memory
-from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.gauges.step_parts import StepParts, measure_parts
-from pytest_torchcompile.gauges.step_profile import StepProfile, profile_step
-from pytest_torchcompile.gauges.step_work import StepWork, measure_work
+from pytest_torchcompile.gauges.quietness import LEAST_SECONDS, TURNS, is_quiet, unrest_of, unrest_of_round
 from pytest_torchcompile.layer.batch_items import Items, count_items
 from pytest_torchcompile.layer.benchmark_result import (
     LEAST_ROUNDS,
@@ -35,24 +28,17 @@ from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modul
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.sample_batch import batch_for, maker_by_round
+from pytest_torchcompile.layer.step_runner import StepRunner, device_of, look_inside, steady_coverage
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.explain import functions_over_limit
 from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
-__all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio", "steps_of_timing"]
+__all__ = ["Benchmark", "benchmark", "benchmark_sides", "steady_ratio", "steps_of_timing"]
 
-TURNS: Final = 3
-"""Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
-LEAST_SECONDS: Final = 2e-3
-"""A timing lasts at least this long: faster steps are repeated in it."""
-SHORTEST_STEP: Final = 1e-6
-"""Calling a module takes longer. A coarse clock may show no time at all, and nobody would wait for so many repeats."""
 NARROW: Final = 1.15
 """An interval that is wider than this gets more rounds, up to :data:`MOST_ROUNDS` times as many."""
 MOST_ROUNDS: Final = 3
-QUIET: Final = 1.3
-"""On a quiet machine the longest of a round's eager timings is at most so many times the shortest, in most rounds."""
 
 
 def benchmark(
@@ -160,9 +146,13 @@ def benchmark_sides(
         # The copy is made before: it is no memory of the step.
         # What ran compiled in the first steps only, as before a recompile limit, is not what was timed.
         earlier_runs = seen.graph_runs
-        peaks = [measure_memory(partial(side.step, batch.clone()), _device_of(batch)) for side in sides]
-        insides = _look_inside(sides, batch, [*texts, *seen.texts])
+        peaks = [measure_memory(partial(side.step, batch.clone()), device_of(batch)) for side in sides]
+        insides = look_inside(sides, batch, [*texts, *seen.texts])
         ran = seen.graph_runs > earlier_runs
+        over_limit = functions_over_limit(seen, earlier)
+        # A function that was given up still runs what was compiled of it before, so each batch may fare otherwise.
+        asked_of = range(warmup) if over_limit else range(1)
+        coverage = steady_coverage(sides, maker, asked_of)
     ratio = _trusted_ratio(timings)
     counted = Items(items(batch.value)) if items is not None else count_items(batch)
     figures: list[SideFigures] = []
@@ -180,7 +170,7 @@ def benchmark_sides(
     return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
                      insides.profile, insides.launches, insides.work, insides.parts,
-                     [record.to_dict() for record in late], functions_over_limit(seen, earlier))
+                     [record.to_dict() for record in late], over_limit, coverage)
 
 
 def steady_ratio(
@@ -275,8 +265,8 @@ def _trusted_ratio(timings: tuple[_Timings, _Timings]) -> Ratio:
     Load is no noise that cancels: threads of one side may wait for each other longer than those of the other.
     """
     ratio = ratio_of(timings[1].shortest, timings[0].shortest)
-    unrest = median(timings[0].unrest)
-    return ratio if unrest <= QUIET else ratio.widened(unrest)
+    unrest = unrest_of(timings[0].unrest)
+    return ratio if is_quiet(unrest) else ratio.widened(unrest)
 
 
 def _timed_rounds(
@@ -296,100 +286,5 @@ def _timed_rounds(
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds
             timed.shortest.append(min(seconds))
-            timed.unrest.append(max(seconds) / min(seconds))
+            timed.unrest.append(unrest_of_round(seconds))
     return timings
-
-
-class StepRunner:
-    """Runs steps of one side: ``loss(output, batch)`` with its backward pass, or, without a loss, a forward pass."""
-
-    def __init__(self, call: Callable[..., Any], module: torch.nn.Module, loss: Callable[..., Any] | None) -> None:
-        self.call, self.module, self.loss = call, module, loss
-        self._parameters = list(module.parameters())
-
-    def time_steps(self, batch: Batch, repeats: int, wall: bool = False) -> float:
-        """Seconds of one step, as the mean of ``repeats`` in a row; at least :data:`SHORTEST_STEP`."""
-        private, on_gpu = batch.clone(), _device_of(batch) != "cpu"
-        if on_gpu and not wall:
-            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            begin.record()
-            for _ in range(repeats):
-                self.step(private)
-            end.record()
-            end.synchronize()
-            return max(SHORTEST_STEP, float(begin.elapsed_time(end)) / 1e3 / repeats)
-        start = time.perf_counter()
-        for _ in range(repeats):
-            self.step(private)
-        if on_gpu:
-            torch.cuda.synchronize()
-        return max(SHORTEST_STEP, (time.perf_counter() - start) / repeats)
-
-    def step(self, batch: Batch) -> None:
-        """One step; gradients are dropped after it."""
-        step_begins()
-        with torch.set_grad_enabled(self.loss is not None):
-            output = self.call(*batch.args, **batch.kwargs)
-            if self.loss is not None:
-                loss = self.loss(output, batch.for_loss)
-                # A model without parameters, given numbers, has nothing to go back to.
-                if loss.requires_grad:
-                    loss.backward()
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def measure_parts(self, batch: Batch) -> StepParts:
-        """What of some steps is the model, and what is not."""
-        return measure_parts(self.call, batch, self.loss, self._parameters)
-
-
-def _device_of(batch: Batch) -> str:
-    for tensor in batch.tensors():
-        if tensor.is_cuda:
-            return str(tensor.device)
-    return "cpu"
-
-
-@dataclass
-class _Insides:
-    """What one step of each side does inside; all that is measured beside the times."""
-
-    kernels: list[int | None]
-    """Eager and compiled."""
-    profile: StepProfile
-    launches: dict[str, Launches] = field(default_factory=dict)
-    work: StepWork | None = None
-    parts: StepParts | None = None
-
-
-def _look_inside(sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]) -> _Insides:
-    """Kernels of one step of each by the profiler, where the time of a compiled step goes, and what eager computes."""
-    on_gpu = _device_of(batch) != "cpu"
-    # Of eager only the kernels are asked, which one step shows as well as three.
-    eager = profile_step(partial(sides[0].step, batch.clone()), times=1)
-    compiled = profile_step(partial(sides[1].step, batch.clone()))
-    insides = _Insides([eager.kernels + eager.kernels_in_graphs, None], compiled)
-    if on_gpu:
-        for name, side in zip(("eager", "compiled"), sides, strict=True):
-            # The copy is made before: as a step's own it would keep the GPU busy for longer than the step.
-            insides.launches[name] = count_launches(partial(side.step, batch.clone()))
-        insides.kernels = [launched.kernels for launched in insides.launches.values()]
-    else:
-        insides.kernels[1] = compiled.kernels + _kernels_in_graphs(sides[1], batch, texts, compiled)
-    # A model may be one that no dispatch mode can look into, and its times are worth telling all the same.
-    with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
-        insides.work = measure_work(partial(sides[0].step, batch.clone()))
-        insides.parts = sides[0].measure_parts(batch.clone())
-    return insides
-
-
-def _kernels_in_graphs(side: StepRunner, batch: Batch, texts: Iterable[Text], profile: StepProfile) -> int:
-    launched: Counter[str] = Counter()
-    for kernel in read_kernels(texts):
-        launched[kernel.compile_id] += kernel.launches
-    with observe() as once:
-        side.step(batch.clone())
-    generated = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
-    # Where there is no generated code, the graphs call eager's own operators.
-    return sum(generated) if generated else profile.kernels_in_graphs

@@ -212,6 +212,8 @@ class Benchmark:
     """The compiles in the timed rounds (:class:`~pytest_torchcompile.ledger.records.Compile`)."""
     over_limit: list[OverLimit] = field(default_factory=list)
     """Functions that hit Dynamo's recompile limit: from then on they ran eagerly."""
+    coverage: float | None = None
+    """The share of the operator calls of a timed forward pass that ran in graphs; None where it makes none."""
 
     @property
     def speedup(self) -> float:
@@ -258,6 +260,6 @@ class Benchmark:
         if self.late_compiles:
             yield f"{self.late_compiles} in the timed rounds"
         for over in self.over_limit:
-            yield str(over)
+            yield over.told(None if self.coverage is None else 1 - self.coverage)
         if self.pays_after:
             yield f"compiling pays after {self.pays_after} steps"

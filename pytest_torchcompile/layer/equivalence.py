@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ from pytest_torchcompile.oracle.discrepancies import (
     why_vacuous,
 )
 from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.own_draws import compile_with_own_draws
 from pytest_torchcompile.oracle.proof import doubts, proof
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.quantity import listed_counts
@@ -124,7 +125,8 @@ def compare(
     run, in units of this program's own rounding noise. The calls are made three times over, the second time with other
     values, so that results which were kept are noticed. Nothing is left changed: copies of the model are run, and
     torch's settings and random state are put back. Code that was compiled before is dropped, as by
-    ``torch.compiler.reset()``. Dropout is compared with Inductor's ``fallback_random``.
+    ``torch.compiler.reset()``. Dropout is compared with Inductor's ``fallback_random``; the calls are then made once
+    more with Inductor's own random numbers, which production compiles: they have to run, their values are not compared.
 
     Args:
         model: A module, in the state and training mode to be compared in, or a function; not compiled.
@@ -148,12 +150,26 @@ def compare(
         warnings.simplefilter("ignore")
         trial.run()
         stages = _located_stages(trial) if locate else ""
+        drawn = compile_with_own_draws(trial, alone=True)
     leaves = (*trial.leaves, *trial.trained)
     notes = [*trial.notes, *_eager_parts(trial), *undecided_notes(leaves)]
     if trial.replayed:
         notes.append(NOT_HELD)
-    problems = (*_vacuous_problems(trial), *find_discrepancies(leaves))
+    problems = (*_vacuous_problems(trial), *_own_draws_problems(drawn), *find_discrepancies(leaves))
     return Comparison(problems, leaves, stages, tuple(notes))
+
+
+def _own_draws_problems(drawn: Mapping[str, Any] | None) -> Iterator[Discrepancy]:
+    """What production would meet where Inductor draws the random numbers itself."""
+    if drawn is None:
+        return
+    if error := drawn["error"]:
+        text = (f"with Inductor's own random numbers, which production compiles, the compiled run raised "
+                f"{error['type']} in {error['phase']} of {drawn['call']}: {headline(error['text'])}")
+        yield Discrepancy("error", error["phase"], text, f"{error['text']}\n{error['traceback']}".strip())
+    elif not drawn["graphs"] or drawn["silent"]:
+        ran = ", ".join(drawn["silent"]) or "all of it"
+        yield Discrepancy("vacuous", "own draws", f"with Inductor's own random numbers {ran} silently ran eagerly")
 
 
 def _located_stages(trial: Trial) -> str:

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.state.random_operators import call_draws
+
 __all__ = ["SMALL", "Before", "Effects", "Rewinding", "copied_before", "effects_of", "getter"]
 
 SMALL: Final = 4 * 2**20
@@ -105,9 +107,7 @@ class _OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named: dict[str, tuple[Any, Any]] = {}
         for argument, value in _given_arguments(func._schema, args, given):
             named[argument.name] = argument, value
-        # Dropout of nothing draws nothing.
-        if torch.Tag.nondeterministic_seeded in func.tags and named.get("dropout_p", (None, 1.0))[1] != 0.0:
-            self.draws = True
+        self.draws = self.draws or call_draws(func, args, given)
         # Batch norm's schema does not say that it updates its statistics while training.
         updates = named.get("training", named.get("train", (None, True)))[1] is not False
         for name, (argument, value) in named.items():

@@ -42,6 +42,8 @@ class Way:
     """The lower end of the 99 % interval of :attr:`steady`; empty where it was not measured."""
     most: dict[int, float] = field(default_factory=dict)
     """The upper end."""
+    recompiled: str = ""
+    """The guard that kept failing, its line and what to do; empty where none did, or it is so by design."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class ShapeExperiment:
         for way in data["ways"]:
             ways.append(Way(way["name"], way["compiles"], way["cold_seconds"], _by_size(way["steady"]),
                             tuple(way["eager_sizes"]), way["late_compiles"], way["error"],
-                            _by_size(way.get("least", {})), _by_size(way.get("most", {}))))
+                            _by_size(way.get("least", {})), _by_size(way.get("most", {})), way.get("recompiled", "")))
         return cls(data["model"], data["dim"], data["backend"], data["phase"], data["torch"],
                    {size: int(calls) for size, calls in _by_size(data["traffic"]).items()}, tuple(data["buckets"]),
                    _by_size(data["eager"]), tuple(ways))
@@ -214,6 +216,9 @@ class ShapeExperiment:
                 sizes = ", ".join(map(str, way.eager_sizes))
                 yield (f"{way.name}: {self.dim} = {sizes} ran eagerly, for torch compiles one function only so often "
                        "(torch._dynamo.config.recompile_limit).")
+            if way.recompiled:
+                yield (f"{way.name}: {count(way.compiles, 'compile')} for {count(len(self.traffic), 'size')}, because "
+                       f"{way.recompiled}.")
             if way.late_compiles:
                 yield f"{way.name}: {count(way.late_compiles, 'compile')} after every size was met; there is no end."
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_torchcompile.layer.benchmark import StepRunner, steady_ratio
+from pytest_torchcompile.layer.benchmark import steady_ratio
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, speed_text
 from pytest_torchcompile.layer.compiled_modules import join_modules
 from pytest_torchcompile.layer.guarded_model import Guard
 from pytest_torchcompile.layer.sample_batch import batch_for
+from pytest_torchcompile.layer.step_runner import StepRunner
 from pytest_torchcompile.layer.training_step import loss_of_step
 
 __all__ = ["SpeedAnswer", "measure_speed"]

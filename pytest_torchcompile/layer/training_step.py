@@ -119,7 +119,7 @@ def _on_one_line(text: str) -> str:
 
 def refuse_eager_parts(seen: Ledger, graph_runs: int, step: int) -> None:
     """Refuse a compiled run of which a part, or all, ran eagerly without anybody's wish."""
-    frames = "\n".join(f"{f.function}  {f.file}:{f.line}  {f.kind}: {f.reason}" for f in seen.eager_frames)
+    frames = "\n".join(f"{f.part}  {f.file}:{f.line}  {f.kind}: {f.reason}" for f in seen.eager_frames)
     if seen.failures:
         failures = "\n".join(f"{f.function}  {f.file}:{f.line}  {f.type}: {f.message}" for f in seen.failures)
         raise StepFailed("it did not compile and ran eagerly instead", "forward", step, failures)

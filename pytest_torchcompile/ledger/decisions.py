@@ -213,29 +213,34 @@ def seconds_in(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: own[name] for name in times if name in own}
 
 
+def _eager_frame(attempt: FrameAttempt, reason: str, kind: str) -> EagerFrame:
+    """The record of a frame, or of the rest of one, that was given up."""
+    return EagerFrame(*attempt.where, reason, kind, resumed_at=attempt.resumed_at)
+
+
 def _abandoned_frame(attempt: FrameAttempt, skip_reason: str) -> tuple[EagerFrame, bool]:
     """A frame that torch traced and gave up; and whether that alone is to be entered."""
     fail_type, why = attempt.metrics.get("fail_type"), attempt.metrics.get("fail_reason") or ""
     if fail_type is None and attempt.breaks and not skip_reason:
         # Torch 2.8 to 2.10 give up a frame at a break in a loop, also in what the loop calls, and do not say so.
         why = f"{attempt.breaks[-1].reason}; then torch gave all of it up, as for a break in a loop"
-        return EagerFrame(*attempt.where, why, "graph_break"), True
+        return _eager_frame(attempt, why, "graph_break"), True
     if fail_type is None:
         # A traced path without an operator. Torch skips such a frame for good, also in calls that have work to do.
         why = " ".join(headlines(skip_reason.partition("tracing: ")[2]))
         return EagerFrame(*attempt.where, why or "no operator traced", "empty"), False
     if attempt.reasons and is_limit(why):
         guard = commonest_reason(attempt.reasons).guard
-        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; {FAILED_GUARD}{guard}", "limit"), True
+        return _eager_frame(attempt, f"{headlines(why)[0]}; {FAILED_GUARD}{guard}", "limit"), True
     if fail_type in _NEVER_RAISED:
-        return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break"), True
-    return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
+        return _eager_frame(attempt, "; then ".join(headlines(why)), "graph_break"), True
+    return _eager_frame(attempt, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
 
 
 def enter_limited_call(watch: LedgerWatch, attempt: FrameAttempt) -> None:
     """One more call of a frame that hit its recompile limit, now or before the observation began."""
     count = len(cache_entries(attempt.frame_code)) if attempt.frame_code else 0
-    watch.give_up(attempt, EagerFrame(*attempt.where, _limit_reason(count) + _missed_limit(watch), "limit"))
+    watch.give_up(attempt, _eager_frame(attempt, _limit_reason(count) + _missed_limit(watch), "limit"))
 
 
 def _limit_reason(entries: int) -> str:
@@ -263,7 +268,7 @@ def enter_refrained_frame(watch: LedgerWatch, frame: Any) -> None:
     region = watch.thread.regions[-1]
     if attempt.resumed_at or cache_entries(frame.f_code):
         region.refrained = True
-        watch.add(EagerFrame(*attempt.where, _why_not_compiled(region), "stance"))
+        watch.add(_eager_frame(attempt, _why_not_compiled(region), "stance"))
 
 
 def _why_not_compiled(region: Region) -> str:

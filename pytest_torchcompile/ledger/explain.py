@@ -113,7 +113,7 @@ def eager_frames(found: Iterable[EagerFrame | Mapping[str, Any]]) -> str:
     records = _records_of(EagerFrame, found)
     lines = [f"{_counted_noun(len(records), 'function')} ran eagerly"]
     for number, record in enumerate(records, 1):
-        lines.append(_entry_line(number, record.function, record))
+        lines.append(_entry_line(number, record.part, record))
         lines.append(f"     {record.kind}, {_counted_noun(record.calls, 'call')}: {record.reason}")
     return "\n".join(lines)
 
@@ -162,6 +162,7 @@ _EQUAL_SIZES: Final = re.compile(r"\.size\(\)\[\d+\] == .*\.size\(\)\[\d+\]$")
 _FIXED_SIZE: Final = re.compile(r"\.size\(\)\[\d+\].* == \d+$")
 """A guard that wants an expression of sizes to have one value, as a pooling layer's does."""
 _COMPARISON: Final = re.compile(r"\b(?:if|elif|while|assert|min|max)\b|[=!]=")
+_LOOP: Final = re.compile(r"\brange\(")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?|nan|inf")
 _LAST_RESORT: Final = "last, and discouraged: dynamic=True, which makes every size dynamic and often the code slower"
 
@@ -186,13 +187,14 @@ def functions_over_limit(seen: Ledger, earlier: Sequence[Compile] = ()) -> list[
         if frame.kind != "limit":
             continue
         place = frame.function, frame.file, frame.line
+        given_up = *place, frame.resumed_at
         guard, what, at, advice = frame.reason.partition(FAILED_GUARD)[2], "", "", _UNKNOWN_LIMIT
         # The last one is the nearest to the call that was one too many.
         for record in (*earlier, *seen.recompiles):
-            if (record.function, record.file, record.line) == place:
+            if (record.function, record.file, record.line, record.resumed_at) == given_up:
                 guard, what, at = record.reason, record.what, record.at
                 advice = recompile_advice(record)
-        found.append(OverLimit(*place, guard, what, at, advice))
+        found.append(OverLimit(*place, guard, what, at, advice, frame.resumed_at))
     return found
 
 
@@ -263,7 +265,8 @@ def _advise_symbolic(found: Compile) -> str:
             who = ("most likely an operator or its backward pass (the graph is out of torch's cache, which names no "
                    "line; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has torch name it)")
         if line:
-            who = f"an operator of torch's{line}"
+            # A loop that is written out has as many turns as the size says.
+            who = f"a loop of the code{line}" if _LOOP.search(found.source) else f"an operator of torch's{line}"
         return _fixed_by_torch(who)
     return f"the code decides by a size{line}: keep sizes on one side of it, or decide outside the model"
 

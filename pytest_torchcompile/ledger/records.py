@@ -24,6 +24,7 @@ __all__ = [
     "OverLimit",
     "Text",
     "compiled_unit",
+    "part_of",
     "whole_compiles",
 ]
 
@@ -207,6 +208,15 @@ class GraphBreak(LedgerRecord):
         return self.file, self.line, self.gb_id or self.reason
 
 
+def part_of(function: str, resumed_at: int) -> str:
+    """A function, or the rest of it behind a graph break.
+
+    >>> part_of("Net.forward", 9)
+    'the rest of Net.forward after line 9'
+    """
+    return f"the rest of {function} after line {resumed_at}" if resumed_at else function
+
+
 @dataclass
 class EagerFrame(FrameRecord):
     """A frame that ran eagerly though it was asked to compile."""
@@ -222,11 +232,18 @@ class EagerFrame(FrameRecord):
     during: str = ""
     calls: int = 1
     """Calls seen to run eagerly for this reason."""
+    resumed_at: int = 0
+    """Where only the rest of the function behind a graph break was given up, the line of the break; else 0."""
 
     @property
-    def same_as(self) -> tuple[str, str, int, str]:
-        """Each function once for each kind; the first reason stays."""
-        return self.function, self.file, self.line, self.kind
+    def same_as(self) -> tuple[str, str, int, str, int]:
+        """Each function, and each rest of one, once for each kind; the first reason stays."""
+        return self.function, self.file, self.line, self.kind, self.resumed_at
+
+    @property
+    def part(self) -> str:
+        """What ran eagerly."""
+        return part_of(self.function, self.resumed_at)
 
     def take_in(self, other: EagerFrame) -> None:
         """All calls count."""
@@ -235,7 +252,7 @@ class EagerFrame(FrameRecord):
 
 @dataclass(frozen=True)
 class OverLimit:
-    """A function that was compiled so often that torch runs it eagerly from then on."""
+    """A function, or the rest of one, that was compiled so often that torch runs it eagerly from then on."""
 
     function: str
     file: str
@@ -249,15 +266,25 @@ class OverLimit:
     """``file:line`` of the code that the guard comes from; empty where it is not known."""
     advice: str
     """What to do about the recompiles."""
+    resumed_at: int = 0
+    """As :attr:`EagerFrame.resumed_at`."""
 
-    def __str__(self) -> str:
+    def told(self, outside: float | None = None) -> str:
+        """In a sentence.
+
+        :param outside: the share of the model's operator calls that run eagerly in all, where that was measured.
+        """
         why = ""
         if changed := self.what or self.guard:
             why = f" because of {changed}"
         if self.at:
             why += f" at {self.at.replace(chr(92), '/').rpartition('/')[2]}"
-        return (f"{self.function} ({self.file}:{self.line}) hit Dynamo's recompile limit{why}, and runs eagerly from "
-                f"then on: {self.advice}")
+        share = "" if outside is None else f" ({outside:.0%} of the operator calls run eagerly in all)"
+        return (f"{part_of(self.function, self.resumed_at)} ({self.file}:{self.resumed_at or self.line}) hit Dynamo's "
+                f"recompile limit{why}, and runs eagerly from then on{share}: {self.advice}")
+
+    def __str__(self) -> str:
+        return self.told()
 
 
 @dataclass

@@ -95,7 +95,8 @@ class _GeneratedGraph:
         lost = self._overwritten(call.writes)
         writes = []
         for tensor in call.writes:
-            if tensor.name in self.in_memory and tensor.name not in lost:
+            # A library writes each of its results, also one that nobody reads and no code names.
+            if (tensor.name in self.in_memory or not call.source) and tensor.name not in lost:
                 writes.append(self._origin_found(tensor, note))
         self.made.update((tensor.name, tensor) for tensor in writes)
         completed = replace(call, stage=self.stage, reads=tuple(reads), writes=tuple(writes))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from pytest_torchcompile.gauges.kernels import functions_of_graph
+from pytest_torchcompile.gauges.quietness import LEAST_SECONDS, TURNS, unrest_of, unrest_of_round
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, kernel_name
 
@@ -28,6 +30,7 @@ __all__ = ["KernelTimer"]
 
 _CLOCK: Final = "_kernel_clock"
 _STEPS: Final = 30
+_ROUNDS: Final = 5
 _LEAST_STEPS: Final = 4
 """The first is not counted."""
 _ENOUGH_SECONDS: Final = 0.5
@@ -88,6 +91,9 @@ class KernelTimer:
 
     modules: dict[str, _GraphModule] = field(default_factory=dict)
     """By their code."""
+    unrest: float = 1.0
+    """How restless the machine was meanwhile (:func:`~pytest_torchcompile.gauges.quietness.unrest_of`)."""
+    _step_seconds: list[float] = field(default_factory=list)
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -133,6 +139,7 @@ class KernelTimer:
         finally:
             for known in self.modules.values():
                 known.current = known.original
+        self.unrest = _unrest_of(step, self._step_seconds)
         turns: Counter[tuple[int, str]] = Counter()
         timed = []
         for call in calls:
@@ -158,8 +165,11 @@ class KernelTimer:
         for known in self.modules.values():
             known.clock.spans.clear()
         begun = time.perf_counter()
+        self._step_seconds.clear()
         for number in range(1, _STEPS):
+            started = time.perf_counter()
             step()
+            self._step_seconds.append(max(1e-9, time.perf_counter() - started))
             if number + 1 >= _LEAST_STEPS and time.perf_counter() - begun > _ENOUGH_SECONDS:
                 break
 
@@ -171,6 +181,21 @@ class KernelTimer:
         statements = [number for number, called in enumerate(known.names) if called == name]
         spans = known.clock.spans.get(statements[turn]) if turn < len(statements) else None
         return max(0.0, median(spans) - _empty_span()) if spans else None
+
+
+def _unrest_of(step: Callable[[], object], known: Sequence[float]) -> float:
+    """By the steps that were timed already; short ones are run again, as many in a row as fill a timing."""
+    repeats = math.ceil(LEAST_SECONDS / median(known))
+    timings = list(known)
+    if repeats > 1:
+        timings = []
+        for _ in range(_ROUNDS * TURNS):
+            begun = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            timings.append(time.perf_counter() - begun)
+    whole = len(timings) // TURNS * TURNS
+    return unrest_of(unrest_of_round(timings[first:first + TURNS]) for first in range(0, whole, TURNS))
 
 
 def _empty_span() -> float:

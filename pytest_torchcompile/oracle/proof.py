@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.ledger.records import SILENT
+from pytest_torchcompile.ledger.records import SILENT, part_of
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ def _silent_frames(section: Mapping[str, Any]) -> Iterator[Problem]:
         if frame["kind"] in SILENT:
             by_place.setdefault((frame["file"], frame["line"]), []).append(frame)
     for (file, line), here in by_place.items():
-        kinds = ", ".join(sorted({frame["kind"] for frame in here}))
-        yield Problem(f"{len(here)} frame(s) silently ran eagerly: {kinds} in {here[0]['function']}",
+        kinds, part = ", ".join(sorted({frame["kind"] for frame in here})), here[0]["function"]
+        if all(frame.get("resumed_at") for frame in here):
+            part = f"the rest of {part} behind a graph break"
+        yield Problem(f"{len(here)} frame(s) silently ran eagerly: {kinds} in {part}",
                       evidence=eager_frames(section), file=file, line=line)
 
 
@@ -90,5 +92,6 @@ def eager_frames(section: Mapping[str, Any]) -> str:
     """A line for each frame that ran eagerly."""
     lines = []
     for frame in section["eager_frames"]:
-        lines.append(f"{frame['function']}  {frame['file']}:{frame['line']}  {frame['kind']}: {frame['reason']}")
+        part = part_of(frame["function"], frame.get("resumed_at", 0))
+        lines.append(f"{part}  {frame['file']}:{frame['line']}  {frame['kind']}: {frame['reason']}")
     return "\n".join(lines)

@@ -140,4 +140,4 @@ def eager_frames_section(facts: Facts, source: str) -> Html | None:
 
 def _frame_item(frame: EagerFrame, source: str) -> Html:
     where = place(frame.file, frame.line, source) if frame.file else None
-    return tag("li", tag("b", frame.kind), f" {frame.function} ", where, tag("p", cut(frame.reason)))
+    return tag("li", tag("b", frame.kind), f" {frame.part} ", where, tag("p", cut(frame.reason)))

@@ -24,7 +24,7 @@ TOP: Final = 14
 RIGHT: Final = 14
 LEAST_INTENSITY: Final = 1e-3
 """A copy computes nothing; it stands at the left edge."""
-_COLOURS: Final = {"memory": "#3b76c4", "compute": "#c4623b", "step": "#7a3bc4"}
+_COLOURS: Final = {"memory": "#3b76c4", "compute": "#c4623b", "functions": "#c4623b", "step": "#7a3bc4"}
 _FONT: Final = {"font_family": "system-ui,sans-serif", "font_size": 11}
 """Attributes, and no style: the page's own policy lets no element bring one."""
 
@@ -39,7 +39,7 @@ class RoofPoint:
     rate: float
     """FLOPs a second."""
     kind: str
-    """``memory`` or ``compute``: what bounds a kernel; ``step``: a step as it was measured."""
+    """``memory``, ``compute`` or ``functions``: what bounds a kernel; ``step``: a step as it was measured."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from pytest_torchcompile.oracle.eager_errors import EagerRaised
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.own_draws import compile_with_own_draws
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
 from pytest_torchcompile.oracle.torch_hints import try_hints
 from pytest_torchcompile.oracle.training import no_loss
@@ -49,7 +50,6 @@ from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.kept_log import begin_nothing, kept_log
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
-from pytest_torchcompile.run.own_draws import compile_with_own_draws
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 from pytest_torchcompile.wrappers.process_group import forget_shardings, join_group, left_behind
 from pytest_torchcompile.wrappers.protocol import CellTrial, Wrapper

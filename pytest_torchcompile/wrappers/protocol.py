@@ -182,6 +182,11 @@ class CellTrial(Trial):
     kernel_watch: KernelWatch | None
     """Has watched the run's kernels, where the check `kernels` wants them."""
 
+    @property
+    @abstractmethod
+    def single(self) -> bool:
+        """Whether it is run by one rank, so that no other waits for what it does."""
+
     @abstractmethod
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
         """Another batch for the cell's model, drawn with ``seed``."""

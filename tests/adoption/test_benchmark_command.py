@@ -14,8 +14,8 @@ from pytest_torchcompile.cli import main
 from pytest_torchcompile.observation import Judgement, Observation, Problem
 from pytest_torchcompile.ranks.execution import CellResult
 
-SIDES = {"eager": {"low": 0.002, "kernels": 30, "items_per_second": 900.0},
-         "compiled": {"low": 0.001, "kernels": 12, "items_per_second": 1800.0}}
+SIDES = {"eager": {"low": 0.002, "median": 0.0022, "kernels": 30, "items_per_second": 900.0},
+         "compiled": {"low": 0.001, "median": 0.0011, "kernels": 12, "items_per_second": 1800.0}}
 WORTH = {"raised": None, "wrong": "", "verdict": "faster", "speedup": 2.0, "interval": [1.9, 2.1], "sides": SIDES,
          "unit": "tokens", "memory_delta_mib": -1.5, "compiling_seconds": 3.0, "compiles": 2, "cached": 0,
          "pays_after": 3000}
@@ -57,7 +57,7 @@ def test_the_report_in_text_and_in_markdown():
     reports = [mode("default", WORTH), mode("max-autotune", SLOW)]
     _, head, first, second, _ = report_lines("net", reports)
     assert head.split("  ")[0] == "mode"
-    assert "faster   2.00 (1.90 to 2.10)  2.000 ms  1.000 ms  1800 tokens  30 to 12  -1.5 MiB  3.0 s" in first
+    assert "faster   2.00 (1.90 to 2.10)  2.000 ms  1.000 ms  1980 tokens  30 to 12  -1.5 MiB  3.0 s" in first
     assert first.endswith("3000 steps")
     assert "3.0 s (1 of 2 from a cache)" in second
     assert second.endswith("never")

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sample_report import SMALL, sample_report, written
@@ -199,3 +200,49 @@ def test_what_is_no_experiment(folder, capsys, content, message):
         (folder / "s.json").write_text(content)
     assert main(["playbook", str(report), "-o", "-", "--shapes", "s.json"]) == 2
     assert message in capsys.readouterr().err
+
+
+LOOP = MODELS.replace("return torch.relu(super().forward(x))", """for _ in range(x.shape[0] // 4):
+            x = torch.relu(super().forward(x))
+        return x""")
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("models", "way", "told"), [
+    (LOOP, "auto", "a guard failed 3 times, the last being (x.size()[0] // 4) == 6 ("),
+    (LOOP, "dynamic", "a guard failed 3 times, the last being (x.size()[0] // 4) == 6 ("),
+    (LOOP, "static", ""), (MODELS, "auto", ""), (MODELS, "dynamic", ""),
+])
+def test_why_each_size_is_compiled_is_told(folder, monkeypatch, models, way, told):
+    """A loop over a size fixes it, whatever `dynamic` says; its guard and line are named. A clean twin has none."""
+    import torch
+
+    from pytest_torchcompile.adoption import shape_trial
+    from pytest_torchcompile.layer.benchmark_result import Ratio
+    from pytest_torchcompile.plan.matrix import load_matrix
+
+    torch.compiler.reset()
+    (folder / "models.py").write_text(models)
+    matrix = load_matrix(folder / "m.yaml")
+    planned = next(each for each in matrix.cells if each.cell.model == "net")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    monkeypatch.setattr(shape_trial, "_timed", lambda *sides: (1.0, Ratio(1.0, 1.0, 1.0, 9)))
+    sizes = [8, 16, 24, 40]
+    asked = {"cell": replace(planned.cell, dynamic=way).to_dict(), "entry": matrix.models["net"].to_dict(),
+             "root": str(folder), "dim": "B", "sizes": sizes, "padded": {str(size): size for size in sizes}}
+    recompiled = shape_trial.try_way(asked)["recompiled"]
+    assert recompiled.startswith(told)
+    assert bool(recompiled) == bool(told)
+    if told:
+        assert "models.py:5): a loop of the code (for _ in range(x.shape[0] // 4):" in recompiled
+
+
+def test_progress_is_told_while_a_way_runs(folder, capsys, monkeypatch):
+    """Each way takes a while, and the table comes at the end; standard output is the table's, or JSON's, alone."""
+    monkeypatch.setattr("subprocess.run", lambda *given, **named: SimpleNamespace(stdout="", stderr="boom",
+                                                                                returncode=3))
+    main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "3,5", "--json"])
+    printed = capsys.readouterr()
+    assert "shapes: way 2 of 4, auto: compiling and timing 2 sizes" in printed.err
+    assert "shapes: way" not in printed.out

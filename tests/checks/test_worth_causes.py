@@ -14,7 +14,8 @@ from pytest_torchcompile.checks.slow_causes import (
 )
 
 PARTS = {"library": 0.1, "generated": 0.7, "operators": 0.1, "guards": 0.02, "python": 0.08}
-SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12}}
+SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12, "low": 5e-5}}
+OWN = {"share": 0.8, "function": "Net.forward", "file": "net.py", "line": 3}
 BREAKS = [{"file": "models.py", "line": 7}]
 
 
@@ -53,8 +54,11 @@ def on_gpu(busy, graphs=0, generated=0.0):
      "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7: move what "),
     ({"coverage": 0.4}, "60% of the operator calls run outside of compiled graphs: see the check `compiles`"),
     ({"guards": 0.3}, "Dynamo's guards take 30% of a compiled step (300000 µs): "),
-    ({"python": 0.7, "breaks": BREAKS}, "70% of a compiled step passes in Python, outside of graphs and operators, the "
-                                        "first graph break being at models.py:7: take prints"),
+    ({"python": 0.7, "breaks": BREAKS, "user_python": OWN},
+     "70% of a compiled step passes in Python of the model's own, most of it in Net.forward (net.py:3), the first "
+     "graph break being at models.py:7: take prints"),
+    ({"python": 0.6}, "62% of a compiled step of 50 µs is what calling compiled code costs (torch's own Python and "
+                      "guards around 12 kernel calls): give it larger batches, or compile a larger part at once"),
     ({"kernels_share": 1.0, "sides": {"eager": {"kernels": 12}, "compiled": {"kernels": 12}}},
      "a compiled step runs 12 kernels and an eager one 12, so nothing was fused: "),
     ({"library": 0.8}, "80% of a compiled step is library calls that eager makes too (19 x aten::mm, 8 x aten::addmm)"),
@@ -72,11 +76,17 @@ def on_gpu(busy, graphs=0, generated=0.0):
                    "reduce-overhead replays them as one CUDA graph"),
     ({**on_gpu(0.02), "skips": ["mutated inputs"]},
      "the GPU works 20% of a compiled step, and else waits for 12 launches of the host: CUDA graphs were skipped: mut"),
-    ({**on_gpu(0.02), "python": 0.9, "generated": 0.05}, "72% of a compiled step passes in Python"),
+    ({**on_gpu(0.02), "python": 0.9, "generated": 0.05, "user_python": OWN}, "72% of a compiled step passes in Python"),
+    ({**on_gpu(0.02), "python": 0.9, "generated": 0.05},
+     "74% of a compiled step of 100 ms is what calling compiled code costs (torch's own Python and guards around 12 "
+     "kernel calls): give it larger batches, or have its kernels replayed as one CUDA graph, by mode reduce-overhead"),
+    ({**on_gpu(0.02), "python": 0.9, "generated": 0.05, "skips": ["mutated inputs"]},
+     "74% of a compiled step of 100 ms is what calling compiled code costs (torch's own Python and guards around 12 "
+     "kernel calls): give it larger batches; CUDA graphs were skipped: mutated inputs"),
     (on_gpu(0.09), "90% of a compiled step is library calls that eager makes too"),
     ({**on_gpu(0.03, graphs=1), "waits": 1}, "a step takes 1 number out of tensors"),
     ({"library": 0.6, "guards": 0.2}, "60% of a compiled step is library calls"),
-    ({"library": 0.5, "python": 0.6}, "60% of a compiled step passes in Python"),
+    ({"library": 0.5, "python": 0.6, "user_python": OWN}, "60% of a compiled step passes in Python"),
 ])
 def test_each_cause_is_named_and_the_largest_first(planted, text):
     assert slow_cause(section(**planted)).startswith(text)
@@ -98,17 +108,42 @@ def test_what_compiles_in_the_timed_steps_is_told_first(verdict):
 OVER = {"function": "Net.forward", "file": "net.py", "line": 3, "guard": "self.n == 7", "what": "self.n",
         "at": "models/net.py:4", "advice": "register self.n as a buffer (a tensor)"}
 OVER_TEXT = ("Net.forward (net.py:3) hit Dynamo's recompile limit because of self.n at net.py:4, and runs eagerly from "
-             "then on: register self.n as a buffer (a tensor)")
+             "then on (90% of the operator calls run eagerly in all): register self.n as a buffer (a tensor)")
 
 
-@pytest.mark.parametrize("verdict", ["nothing was compiled", "slower", "faster", "could not be told"])
+@pytest.mark.parametrize("verdict", ["nothing was compiled", "slower", "could not be told"])
 def test_a_recompile_limit_is_told_first(verdict):
     """What was compiled too often runs eagerly, which no Python of the step explains."""
     found = {**section(verdict, late=[LATE], python=0.9, coverage=0.1), "over_limit": [OVER]}
     assert slow_cause(found) == OVER_TEXT
     unknown = {**OVER, "guard": "", "what": "", "at": ""}
     assert slow_cause({**found, "over_limit": [unknown]}).startswith(
-        "Net.forward (net.py:3) hit Dynamo's recompile limit, and runs eagerly from then on: ")
+        "Net.forward (net.py:3) hit Dynamo's recompile limit, and runs eagerly from then on (90% of the operator calls "
+        "run eagerly in all): ")
+
+
+REST = {**OVER, "resumed_at": 9}
+REST_TEXT = ("the rest of Net.forward after line 9 (net.py:9) hit Dynamo's recompile limit because of self.n at "
+             "net.py:4, and runs eagerly from then on (2% of the operator calls run eagerly in all): register self.n")
+
+
+def test_only_the_rest_behind_a_break_is_given_up():
+    """It is told as what it is, and first only where it takes most of the step."""
+    small = {**section(library=0.8, coverage=0.98), "over_limit": [REST]}
+    assert slow_cause(small).startswith("80% of a compiled step is library calls")
+    assert [cause.kind for cause in slow_causes(small)] == ["fusion", "recompiles"]
+    large = {**section(operators=0.9, coverage=0.98), "over_limit": [REST]}
+    assert slow_cause(large).startswith(REST_TEXT)
+    # Without an operator in it, it takes nothing of the step.
+    assert slow_cause({**section(python=0.9, coverage=1.0, user_python=OWN), "over_limit": [REST]}).startswith(
+        "80% of a compiled step passes in Python")
+
+
+def test_a_model_that_is_faster_has_no_cause_of_slowness_in_its_limit():
+    """It is told beside the verdict, as what is left to win."""
+    faster = {**section("faster", coverage=0.98), "over_limit": [REST]}
+    assert slow_cause(faster) == ""
+    assert idle_remark(faster).startswith(f"more to win: {REST_TEXT}")
 
 
 @pytest.mark.parametrize("changes", [

@@ -185,3 +185,19 @@ def test_a_compiled_model_is_refused():
 def test_readable_bytes(count, text):
     """Three digits and a unit."""
     assert readable_bytes(count) == text
+
+
+def test_a_library_writes_also_what_nobody_reads():
+    """Of a sort the values or the indices may be unread, and both are written; a kernel of ours writes what is read."""
+    class Sorted(torch.nn.Module):
+        def forward(self, x):
+            return x.sort(-1).values * 2, torch.topk(x, 5).indices, x.max(-1).values + 1
+
+    found = explain(Sorted(), torch.randn(64, 64), CompileConfig())
+    written = {}
+    for call in found.kernels:
+        written[call.name] = sorted((tensor.dtype, tensor.shape) for tensor in call.writes)
+    assert written["aten.sort.stable"] == [("float32", (64, 64)), ("int64", (64, 64))]
+    assert written["aten.topk.default"] == [("float32", (64, 5)), ("int64", (64, 5))]
+    [maximum] = [writes for name, writes in written.items() if "max" in name]
+    assert "int64" not in dict(maximum)

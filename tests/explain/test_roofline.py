@@ -114,3 +114,19 @@ def test_formulas_take_the_arguments_that_the_graph_has():
     found = flops_of_stage(Stage("0/0", "forward", 0, GRAPH, tuple(read_graph(GRAPH))))
     forward = 2 * 2 * 6 * 6 * 5 * 3 * 9
     assert found == {"conv": forward, "back": 2 * forward}
+
+
+def test_functions_of_a_kernel_are_held_against_their_peak():
+    """A fused chain of sigmoid moves little; what its bytes take is not what is left to win."""
+    operators = tuple(Operator(f"sigmoid_{number}", "aten.sigmoid.default", "aten.sigmoid.default", (100,), "float32",
+                               400) for number in range(10))
+    wrote = (TensorAccess("buf0", (100,), "float32", 400, of="sigmoid_9"),)
+    call = KernelCall("cpp_fused", "pointwise", "0/0", 0, operators=operators, writes=wrote)
+    peaks = replace(PEAKS, functions=1e6)
+    [roof] = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[call]), peaks)
+    assert (roof.bound, roof.seconds) == ("functions", pytest.approx(1e-3))
+    assert "cpp_fused" in str(Roofline((roof,), peaks).figure())
+    assert any("functions" in line for line in Roofline((roof,), peaks).lines())
+    cheap = replace(call, operators=(replace(operators[0], target="aten.mul.Tensor"),))
+    [roof] = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[cheap]), peaks)
+    assert (roof.bound, roof.seconds) == ("memory", pytest.approx(4e-7))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -206,3 +208,15 @@ def test_a_host_timed_longer_than_the_whole_step_was_disturbed():
     given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
     quiet = predict_speed(LIBRARY, alone(LIBRARY, 200e-6), PEAKS, **given)
     assert predict_speed(LIBRARY, alone(LIBRARY, 300e-6), PEAKS, **given).speedup == pytest.approx(quiet.speedup)
+
+
+def test_functions_stay_what_they_are():
+    """Fusion saves what a chain of sines moves; computing them takes as long as before."""
+    work = chain(10, 10**6)
+    for operator in work.operators:
+        operator.flops = 10 * 10**6
+    hopeful = predict_speed(work, alone(work, 2.0), PEAKS, eager_seconds=2.0)
+    found = predict_speed(work, alone(work, 2.0), replace(PEAKS, functions=1e8), eager_seconds=2.0)
+    # Its bytes take 20 ms, of which fusion saves nine tenths, and its functions 100 ms.
+    assert hopeful.speedup > 8
+    assert found.speedup == pytest.approx((0.02 + 0.1) / (0.002 + 0.1), rel=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -212,6 +213,29 @@ def test_this_machine_has_peaks(tmp_path, monkeypatch):
     peaks = machine_peaks()
     assert peaks.bandwidth > 1e7
     assert peaks.call_seconds > 0
+    assert peaks.functions > 1e6
     assert peaks.products_per_second("float32") > 1e7
     # A dtype that has no product is taken for float32.
     assert peaks.products_per_second("bool") == peaks.products["float32"]
+
+
+def test_functions_are_held_against_their_own_peak():
+    """A chain of tanh moves little and computes much: what its bytes take is no time that it can be done in."""
+    def chain():
+        x = torch.ones(1000)
+        for _ in range(10):
+            x = x.tanh()
+        return x
+
+    def arithmetic():
+        x = torch.ones(1000)
+        for _ in range(10):
+            x = x * 2
+        return x
+
+    peaks = replace(PEAKS, functions=1e6)
+    roof = roof_of(measure_work(chain), peaks)
+    assert (roof.bound, roof.seconds) == ("functions", pytest.approx(0.01))
+    assert roof_of(measure_work(arithmetic), peaks).bound == "memory"
+    # Where no peak of them is known, as on a GPU, nothing is counted.
+    assert roof_of(measure_work(chain), PEAKS).bound == "memory"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile import CompileConfig, benchmark, maybe_compile
-from pytest_torchcompile.layer import benchmark as module
+from pytest_torchcompile.layer import step_runner as module
 
 pytestmark = pytest.mark.needs_torch
 
@@ -294,6 +294,43 @@ def test_what_hit_the_recompile_limit_before_the_timed_steps_did_not_run_compile
     assert "register self.n as a buffer" in over.advice
     assert f"Counts.forward ({over.file}:{over.line}) hit Dynamo's recompile limit because of self.n" in str(found)
     json.dumps(found.to_dict())
+
+
+class CountsBehindABreak(Net):
+    """Only the rest behind the break, of two operators in twenty-odd, is given up."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.n = 0
+
+    def forward(self, x):
+        for _ in range(10):
+            x = torch.tanh(x).sigmoid()
+        torch._dynamo.graph_break()
+        self.n += 1
+        return super().forward(x) * self.n
+
+
+def test_the_rest_behind_a_break_that_hit_the_limit_is_told_as_that(clock):
+    """The function runs compiled up to the break, so it is not said to run eagerly; the share that does is measured."""
+    found = benchmark(CountsBehindABreak(clock).eval(), on(backend(clock, 1.0)), batch, rounds=8, warmup=8)
+    [over] = found.over_limit
+    assert over.resumed_at == line_of_break()
+    assert 0.8 < found.coverage < 1
+    assert f"the rest of CountsBehindABreak.forward after line {over.resumed_at} (" in str(found)
+    assert "% of the operator calls run eagerly in all)" in str(found)
+
+
+def line_of_break():
+    code = CountsBehindABreak.forward.__code__
+    return code.co_firstlineno + 3
+
+
+def test_coverage_is_that_of_the_timed_steps(clock):
+    """What was compiled before the limit says nothing of what was timed."""
+    found = benchmark(Counts(clock, 1000).eval(), on(backend(clock, 1.0)), batch, rounds=8, warmup=8)
+    assert found.coverage == 0.0
+    assert benchmark(Net(clock).eval(), on(backend(clock, 1.0)), batch, rounds=8).coverage == 1.0
 
 
 def test_what_settles_below_the_recompile_limit_runs_compiled(clock):

@@ -387,3 +387,36 @@ def test_a_default_device_that_was_left_is_taken_off(before):
     finally:
         torch.set_default_device(None)
     assert leaks == ["default device: meta -> cpu" if before else "default device: cpu -> meta"]
+
+
+class Drops(torch.nn.Linear):
+    """Draws random numbers."""
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.5)
+
+
+def test_what_only_production_compiles_is_tried_outside_of_a_matrix(monkeypatch):
+    """Under `fallback_random` all is right, and with Inductor's own numbers the compile raises; a clean twin passes."""
+    from torch._inductor.fx_passes import joint_graph
+
+    # Else the planted pass is never asked of what the clean run has compiled.
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    config, batches = CompileConfig(backend="inductor"), [torch.randn(4, 8)]
+    clean = compare(Drops(8, 8), batches, config, train=False)
+    assert clean.ok, str(clean)
+
+    torchs_own = joint_graph.replace_random_passes
+
+    def planted(graph):
+        if torchs_own(graph):
+            raise ValueError("planted: no code for random numbers")
+        return 0
+
+    monkeypatch.setattr(joint_graph, "replace_random_passes", planted)
+    found = compare(Drops(8, 8), batches, config, train=False)
+    assert not found.ok
+    assert not found.wrong_numbers
+    assert "with Inductor's own random numbers, which production compiles, the compiled run raised" in str(found)
+    assert "planted: no code for random numbers" in str(found)
+    assert compare(torch.nn.Linear(8, 8), batches, config, train=False).ok

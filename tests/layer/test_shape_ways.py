@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,16 @@ def test_what_was_given_up_and_what_never_ends_is_told():
     found = list(experiment(ways=(way,)).sentences())
     assert found[-2].startswith("static: S = 12 ran eagerly, for torch compiles one function only so often")
     assert found[-1] == "static: 3 compiles after every size was met; there is no end."
+
+
+def test_why_a_way_with_open_sizes_compiles_each_time_is_told():
+    """The guard, its line and the remedy, from the figures and again from their JSON."""
+    why = "a guard failed 2 times, the last being (x.size()[0] // 4) == 4 (net.py:7): a loop of the code fixes it"
+    found = experiment(ways=(replace(SLOW, compiles=3, recompiled=why), DYNAMIC))
+    kept = ShapeExperiment.from_dict(json.loads(json.dumps(found.to_dict())))
+    for each in (found, kept):
+        told = [line for line in each.sentences() if "because" in line]
+        assert told == [f"auto: 3 compiles for 2 sizes, because {why}."]
 
 
 def test_what_compiled_nothing_is_no_winner():

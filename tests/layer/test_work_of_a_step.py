@@ -13,7 +13,9 @@ from pytest_torchcompile.gauges import kernels as kernels_gauge
 from pytest_torchcompile.gauges.kernels import Launches
 from pytest_torchcompile.gauges.memory import Memory
 from pytest_torchcompile.layer import benchmark as benchmark_module
-from pytest_torchcompile.layer.benchmark import StepRunner, benchmark_sides
+from pytest_torchcompile.layer import step_runner
+from pytest_torchcompile.layer.benchmark import benchmark_sides
+from pytest_torchcompile.layer.step_runner import StepRunner
 
 pytestmark = pytest.mark.needs_torch
 
@@ -50,7 +52,7 @@ def test_no_copy_of_the_batch_in_launches_and_memory(monkeypatch):
         watched.run(call)
         return Memory(0, 0, 0, "cuda")
 
-    monkeypatch.setattr(benchmark_module, "count_launches", launches)
+    monkeypatch.setattr(step_runner, "count_launches", launches)
     monkeypatch.setattr(benchmark_module, "measure_memory", memory)
     asked = iter(("cuda:0", "cuda:0"))
 
@@ -59,15 +61,15 @@ def test_no_copy_of_the_batch_in_launches_and_memory(monkeypatch):
         return next(asked, "cpu") if looking else "cpu"
 
     looking = False
-    look_inside = benchmark_module._look_inside
+    look_inside = benchmark_module.look_inside
 
     def look(*given):
         nonlocal looking
         looking = True
         return look_inside(*given)
 
-    monkeypatch.setattr(benchmark_module, "_device_of", device_of)
-    monkeypatch.setattr(benchmark_module, "_look_inside", look)
+    monkeypatch.setattr(step_runner, "device_of", device_of)
+    monkeypatch.setattr(benchmark_module, "look_inside", look)
     module = torch.nn.Linear(3, 3)
     runner = StepRunner(module, module, None)
     found = benchmark_sides(runner, runner, lambda number: torch.ones(2, 3), rounds=8, asked=False, seconds=0.01)

@@ -235,7 +235,11 @@ def test_torchs_run():
             torch._dynamo.run(compiled)(*given)
         torch._dynamo.run(row)(X)
     found, graphs = eagerly(seen)
-    assert (found, graphs) == ([("scaled", "stance", 2), ("row", "stance", 1)], 3)
+    assert (found, graphs) == ([("scaled", "stance", 1), ("scaled", "stance", 1), ("row", "stance", 1)], 3)
+    # The function and its rest behind the break are told apart.
+    whole, rest, _ = (frame.part for frame in seen.eager_frames)
+    assert whole == "scaled"
+    assert rest.startswith("the rest of scaled after line ")
     assert seen.eager_frames[0].reason == "torch._dynamo.run runs only what is compiled, and none of it fits"
     assert seen.compiles == []
 

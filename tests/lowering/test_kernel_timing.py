@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import cycle
 
 import pytest
 import torch
@@ -10,12 +11,19 @@ import torch
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.explain import capture, explain
 from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.explanation_text import explanation_lines
+from pytest_torchcompile.explain.page import explanation_page
+from pytest_torchcompile.explain.roofline import KernelRoof, Roofline
+from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.lowering import kernel_timing
 from pytest_torchcompile.lowering.kernel_records import KernelCall
 from pytest_torchcompile.lowering.kernel_timing import KernelTimer
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 
 pytestmark = pytest.mark.needs_torch
+PEAKS = MachinePeaks("cpu", bandwidth=1e9, products={"float32": 1e10})
+TIMED = KernelRoof("cpp_fused", "forward", 10**3, 10**6, 1e-3, "memory", counted=False, measured=2e-3)
 
 
 @torch.library.custom_op("kernel_timing::nap", mutates_args=())
@@ -110,3 +118,30 @@ def test_what_cannot_be_timed_is_said():
     capture._time_kernels(explained, KernelTimer(), lambda: 1 / 0)
     assert "seconds of single kernels: ZeroDivisionError: division by zero" in explained.lost[1]
     assert explained.kernels[0].seconds is None
+
+
+# ------------------------------------------------------------------------------------------------ a busy machine
+def stretched(monkeypatch, lengths):
+    """A clock on which steps take these seconds, in turn."""
+    passed, given = [0.0], cycle(lengths)
+    monkeypatch.setattr(kernel_timing.time, "perf_counter", lambda: passed[0])
+
+    def step():
+        passed[0] += next(given)
+
+    return step
+
+
+@pytest.mark.parametrize(("lengths", "quiet"), [
+    ([0.01, 0.0101, 0.0102], True), ([0.01, 0.01, 0.03], False), ([0.0001], True),
+])
+def test_a_busy_machine_is_told(monkeypatch, lengths, quiet):
+    """By the rule that `worth` has: how much longer the longest of a round is, in most rounds."""
+    timer = KernelTimer()
+    timer.timed([], [], stretched(monkeypatch, lengths))
+    explained = Explanation("net", "2.13.0", "", unrest=timer.unrest)
+    assert bool(explained.busy) is not quiet
+    lines = [*explanation_lines(explained), *Roofline((TIMED,), PEAKS, explained.busy).lines()]
+    warned = [line for line in lines if "this machine was busy while kernels were timed" in line]
+    assert len(warned) == (0 if quiet else 2)
+    assert ("was busy while kernels were timed" in explanation_page(explained)) is not quiet

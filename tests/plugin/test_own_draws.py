@@ -85,3 +85,30 @@ def test_where_inductor_draws_nothing_nothing_is_tried(repo, model, backend):
     result.assert_outcomes(passed=3)
     assert "own_draws" not in section
     assert "own draws" not in cell["observation"]["seconds"]
+
+
+def test_production_code_is_what_is_timed(repo, monkeypatch):
+    """Under `fallback_random` dropout is a call of eager's generator; production has it in its own kernel."""
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("MODEL", "Drops").replace("BACKEND", "inductor, aot_eager")
+                .replace("gradients", "gradients, worth"))
+    repo.run()
+    worth = {cell["axes"]["backend"]: cell["observation"]["sections"]["worth"] for cell in repo.block()["cells"]}
+    assert worth["inductor"]["own_draws"]
+    assert "own_draws" not in worth["aot_eager"]
+    drawn_by_a_call = [name for name in worth["inductor"]["profile"]["library_calls"] if "bernoulli" in name]
+    assert drawn_by_a_call == []
+    # The cell's other checks go on with what was judged.
+    assert all(cell["checks"]["gradients"]["verdict"] == "pass" for cell in repo.block()["cells"])
+
+
+def test_what_raises_in_production_alone_is_not_timed(repo, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("MODEL", "broken").replace("BACKEND", "inductor").replace("gradients", "worth"))
+    repo.run()
+    (cell,) = repo.block()["cells"]
+    (problem,) = cell["checks"]["worth"]["problems"]
+    assert "with random numbers that Inductor draws itself" in problem["message"]
+    assert cell["checks"]["compiles"]["problems"]

@@ -29,11 +29,11 @@ NEEDS_TORCH = {
     "explain/toolkit_notes",
     "culprit",
     "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment", "run/kept_log",
-    "run/own_draws", "run/prepared_run", "run/runner", "run/subject",
+    "run/prepared_run", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/peaks_file",
+    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/peaks_file", "gauges/quietness",
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",
     "culprit", "culprit/culprit_record",

@@ -14,7 +14,7 @@ from torch import nn
 
 from pytest_torchcompile import CompileConfig, maybe_compile
 from pytest_torchcompile.errors import CompileFailed
-from pytest_torchcompile.layer import benchmark
+from pytest_torchcompile.layer import step_runner
 
 pytestmark = pytest.mark.needs_torch
 X = torch.randn(4, 8)
@@ -39,7 +39,7 @@ CLOCK = Clock()
 @pytest.fixture(autouse=True)
 def planted_clock(monkeypatch):
     CLOCK.stretched = cycle([1.0])
-    monkeypatch.setattr(benchmark, "time", CLOCK)
+    monkeypatch.setattr(step_runner, "time", CLOCK)
 
 
 class Net(nn.Module):
@@ -126,14 +126,14 @@ def test_the_policy_raise_raises(attempts):
 
 
 def test_nothing_is_timed_unless_asked(attempts, monkeypatch):
-    monkeypatch.setattr("pytest_torchcompile.layer.benchmark.StepRunner.time_steps", None)
+    monkeypatch.setattr("pytest_torchcompile.layer.step_runner.StepRunner.time_steps", None)
     assert maybe_compile(Net(), on("eager"), sample_batch=X) is not None
     assert attempts("result") == ["compiled"]
 
 
 def test_a_timing_that_fails_leaves_what_works(attempts, monkeypatch):
     """Our own mistake is nobody else's: the healthcheck's word stands."""
-    monkeypatch.setattr("pytest_torchcompile.layer.benchmark.StepRunner.time_steps", None)
+    monkeypatch.setattr("pytest_torchcompile.layer.step_runner.StepRunner.time_steps", None)
     net = Net()
     assert maybe_compile(net, on("eager", min_speedup=1.0), sample_batch=X) is not net
     (record,) = attempts()

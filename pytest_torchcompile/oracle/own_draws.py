@@ -7,7 +7,8 @@ for each call and run. Whether its numbers have eager's distribution is asked by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.backends.toolkit import Toolkit
@@ -17,15 +18,16 @@ from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.state.torch_state import forget_compiled, own_random_draws
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.protocol import CellTrial
+    from pytest_torchcompile.oracle.calls import Side
+    from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["compile_with_own_draws"]
+__all__ = ["compile_with_own_draws", "production_side"]
 
 _PHASE: Final = "own draws"
 _INDUCTORS: Final = ("inductor", "regional_inductor")
 
 
-def compile_with_own_draws(run: CellTrial, alone: bool) -> dict[str, Any] | None:
+def compile_with_own_draws(run: Trial, alone: bool) -> dict[str, Any] | None:
     """Run the calls of a cell with random numbers that Inductor draws itself; forgets what was compiled before.
 
     ``alone``: no other rank waits for what this one does; several would have to agree on it.
@@ -53,6 +55,25 @@ def compile_with_own_draws(run: CellTrial, alone: bool) -> dict[str, Any] | None
             section["calls"] += 1
     silent = sorted({frame.function for frame in seen.eager_frames if frame.kind in SILENT})
     return {**section, "graphs": len(seen.graphs), "silent": silent}
+
+
+@contextlib.contextmanager
+def production_side(run: Trial, alone: bool) -> Iterator[Side | None]:
+    """A compiled side as production compiles it, to be timed; it is compiled while the block runs.
+
+    ``alone`` as for :func:`compile_with_own_draws`. None where the side of the run is that already, or several ranks
+    would have to agree. What was compiled before is forgotten, and what is compiled here too: code of either kind fits
+    the same guards.
+    """
+    if not alone or not run.draws or not _ends_in_inductor(run.settings):
+        yield None
+        return
+    forget_compiled()
+    try:
+        with own_random_draws():
+            yield run.make(dict(run.settings))
+    finally:
+        forget_compiled()
 
 
 def _ends_in_inductor(settings: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
     PRODUCTS,
     Operator,
+    chooses_only,
     count_terms,
     operator_facts,
     unit_of,
@@ -103,6 +104,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = self._widen_args(args)
         run = wide_version(about.name, func)
         if not self.factor or about.random or (about.exact and about.copies is None):
+            return run(*args, **kwargs)
+        if chooses_only(about.name, args):
             return run(*args, **kwargs)
         rounding = self._rounding_of(about, args)
         if about.copies is not None:

@@ -22,6 +22,7 @@ __all__ = [
     "FLOAT32_UNIT",
     "PRODUCTS",
     "Operator",
+    "chooses_only",
     "count_terms",
     "input_units",
     "narrowest_unit",
@@ -166,6 +167,9 @@ _EXACT = frozenset({
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "where", "zero",
     "zeros", "zeros_like",
 })
+# Operators that are told by an argument what to do with several values: the largest of them is one of them, exactly.
+_TOLD_TO_REDUCE = frozenset({"index_reduce", "scatter_reduce", "segment_reduce"})
+_CHOOSING = frozenset({"amax", "amin", "max", "min"})
 _REDUCTIONS = frozenset({
     "linalg_vector_norm", "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var",
     "var_mean",
@@ -214,6 +218,17 @@ def operator_facts(func: Any) -> Operator:
         fresh=tuple(result.alias_info is None for result in schema.returns),
         copies={"_to_copy": 0, "copy": 1}.get(name),
     )
+
+
+def chooses_only(name: str, args: Sequence[Any]) -> bool:
+    """Whether a call only chooses among values by what it is given, as ``scatter_reduce`` does with ``amax``.
+
+    Its backward looks for the elements that are equal to what was chosen; were that rounded, there would be none, and a
+    gradient of 0 / 0.
+    """
+    if name not in _TOLD_TO_REDUCE:
+        return False
+    return any(isinstance(argument, str) and argument in _CHOOSING for argument in args)
 
 
 def count_terms(name: str, args: Sequence[Any]) -> int:

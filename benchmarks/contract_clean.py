@@ -45,7 +45,7 @@ KNOWN = (
     ("torch.nn.LSTMCell(", "autocast inner_autocast", "error", "backward-under-autocast.md"),
     ("torch.nn.Linear(", "autocast inner_autocast", "gradient", "backward-under-autocast.md"),
 )
-"""Errors of torch: what the program calls, what the call that shows it has, the kind, and the page of ``docs/found``."""
+"""Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``."""
 _FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
         "MaxPool2d(2)", "MultiheadAttention(6, 2, batch_first=True)", "Dropout(0.3)", "LSTMCell(6, 5)")
 

@@ -330,7 +330,7 @@ class ServesFewNumbers(ServesInAThread):
 
 # The backend of these is right: what is wrong, Dynamo does before it.
 EAGER: Final = named_backend("eager")
-FAST_GUARDS: Final = {"guard_us": 600.0}
+FAST_GUARDS: Final = {"guard_us": 300.0}
 MANY_SIZES = ({"B": 4}, {"B": 7}, {"B": 6}, {"B": 9}, {"B": 10})
 
 COMPILING: Final = (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, root_sum_square, sample_elements
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 
 __all__ = [
@@ -319,24 +319,10 @@ class Scale:
         it did.
         """
         own = finite_values(eager.double() - exact)
-        noise = _root_sum_square(spread.double(), own, self.levels.of(exact)).mul_((self.draws + 1) ** -0.5)
+        noise = root_sum_square(spread.double(), own, self.levels.of(exact)).mul_((self.draws + 1) ** -0.5)
         noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
         reach = reach.double()
         return torch.maximum(noise, reach / SEEN), reach > _JUMP * noise
-
-
-def _root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """Root of the sum of squares per element, in float64, also where a square is beyond its range."""
-    squares = first.square()
-    for other in others:
-        squares = squares + other.square()
-    root = squares.sqrt_()
-    if math.isfinite(float(root.sum())):
-        return root
-    root = first.abs()
-    for other in others:
-        root = torch.hypot(root, other)
-    return root
 
 
 def smallest_noise(dtype: torch.dtype) -> float:
@@ -364,7 +350,7 @@ def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate
     exact, few = sample_elements(estimate.value), [sample_elements(estimate.spread).double()]
     if with_eager:
         few.append(finite_values(sample_elements(eager).double() - exact))
-    levels = Levels(finite_values(exact), _root_sum_square(*few).mul_(draws**-0.5))
+    levels = Levels(finite_values(exact), root_sum_square(*few).mul_(draws**-0.5))
     eager_draw = eager if with_eager else estimate.value
     return Scale(estimate.value, dtype, draws, estimate.spread, estimate.reach, eager_draw, levels, estimate.levels,
                  noise)

@@ -4,11 +4,12 @@ whole and how much of it points one way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["Levels", "Noise", "Projections", "sample_elements"]
+__all__ = ["Levels", "Noise", "Projections", "root_sum_square", "sample_elements"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
@@ -107,6 +108,20 @@ def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
         return flat
     lines = flat[: flat.numel() // _LINE * _LINE].view(-1, _LINE)
     return lines[:: (flat.numel() // _SAMPLE) | 1].reshape(-1)
+
+
+def root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Root of the sum of squares per element, in float64, also where a square is beyond its range."""
+    squares = first.square()
+    for other in others:
+        squares = squares + other.square()
+    root = squares.sqrt_()
+    if math.isfinite(float(root.sum())):
+        return root
+    root = first.abs()
+    for other in others:
+        root = torch.hypot(root, other)
+    return root
 
 
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,22 +25,27 @@ from pytest_torchcompile.contract.mutation import NAMES
 from pytest_torchcompile.contract.worker import OwnFailure, ProgramSource, Worker
 from pytest_torchcompile.dims import Dim, Dims
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.drawn_call import Sequence, as_code, shape_sequences
+from pytest_torchcompile.fuzz.drawn_call import Sequence, as_code, call, shape_sequences
 
 KNOWN = (
-    ("GroupNorm(", "memory_format=", "crash", "groupnorm-channels-last-crash.md"),
-    ("Dropout", "", "alias", "dropout-in-evaluation.md"),
-    ("Upsample(", "special_values", "value", "linear-interpolation-overflows.md"),
-    ("F.interpolate(", "special_values", "value", "linear-interpolation-overflows.md"),
-    ("nn.MultiMarginLoss(", "empty_batch", "value", "margin-loss-of-nothing.md"),
-    ("MarginLoss(", "special_values", "value", "margin-losses-drop-nan.md"),
-    ("nn.Conv", "empty_batch", "error", "empty-batch-of-another-dtype.md"),
-    ("heaviside(", "empty_batch", "error", "backward-nobody-asks-for.md"),
-    ("floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
-    ("nn.LSTMCell(", " autocast= inner_autocast=", "error", "backward-under-autocast.md"),
-    ("Linear(", " autocast= inner_autocast=", "gradient", "backward-under-autocast.md"),
+    ("torch.nn.GroupNorm(", "memory_format", "crash", "groupnorm-channels-last-crash.md"),
+    ("torch.nn.Dropout(", "training=False", "alias", "dropout-in-evaluation.md"),
+    ("torch.nn.AlphaDropout(", "training=False", "alias", "dropout-in-evaluation.md"),
+    ("torch.nn.GELU(", "special_values", "value", "gelu-of-infinity.md"),
+    (".half().float()", "special_values", "value", "infinity-of-float16.md"),
+    ("mode='linear'", "special_values", "value", "linear-interpolation-overflows.md"),
+    ("mode='bilinear'", "special_values", "value", "linear-interpolation-overflows.md"),
+    ("mode='trilinear'", "special_values", "value", "linear-interpolation-overflows.md"),
+    ("torch.nn.MultiMarginLoss(", "empty_batch", "value", "margin-loss-of-nothing.md"),
+    ("torch.nn.MultiMarginLoss(", "special_values", "value", "margin-losses-drop-nan.md"),
+    ("torch.nn.MultiLabelMarginLoss(", "special_values", "value", "margin-losses-drop-nan.md"),
+    ("torch.nn.Conv", "empty_batch dtypes", "error", "empty-batch-of-another-dtype.md"),
+    (".heaviside(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    (".floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    ("torch.nn.LSTMCell(", "autocast inner_autocast", "error", "backward-under-autocast.md"),
+    ("torch.nn.Linear(", "autocast inner_autocast", "gradient", "backward-under-autocast.md"),
 )
-"""Errors of torch: what is in the program's text, words of the history, the kind, and the page of ``docs/found``."""
+"""Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``."""
 _FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
         "MaxPool2d(2)", "MultiheadAttention(6, 2, batch_first=True)", "Dropout(0.3)", "LSTMCell(6, 5)")
 
@@ -75,10 +80,22 @@ def mutated_histories(dims: Dims, offered: dict[str, list[str]], count: int, see
 
 
 def page_of(text: str, found: list[Any]) -> str:
-    """The page of a known error; empty: the finding is false, or an error of torch that nobody knew."""
-    history, kind, *_ = found
+    """The page of a known error; empty: the finding is false, or an error of torch that nobody knew.
+
+    Only the call that shows it is looked at: another call of its history excuses nothing, unless it has put the module
+    into evaluation.
+    """
+    history, kind, *_, at = found
+    if at < 0:
+        return ""
+    # The history is the code of calls.
+    calls = eval(history, {"call": call})[: at + 1]
+    had = {name for name, _ in calls[-1].mutations}
+    modes = [each.training for each in calls if each.training is not None]
+    if modes and not modes[-1]:
+        had.add("training=False")
     for program, words, its_kind, page in KNOWN:
-        if program in text and kind == its_kind and all(f" {word}" in history for word in words.split()):
+        if program in text and kind == its_kind and set(words.split()) <= had:
             return page
     return ""
 

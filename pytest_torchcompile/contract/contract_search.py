@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.contract.worker import ProgramSource, Told, Worker
 from pytest_torchcompile.dims import Dims
@@ -22,6 +22,8 @@ MAX_CALLS: Final = 4
 """Calls of a drawn history: what matters is most often what was called before, and once before."""
 _MILDER: Final = {"error": 5, "stride": 3}
 """Kinds that say nothing of what compiled code computes, with their severity."""
+_CULPRIT_SECONDS: Final = 60.0
+"""For the operator to blame, of what is left of the budget."""
 STAGES: Final = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 """Backends, each with more of the compiler than the one before."""
 
@@ -36,6 +38,8 @@ class ContractFinding:
     """Submodules that it needs not: each is an ``nn.Identity`` then."""
     stage: str
     """The first backend that shows it; ``eager`` side only: empty."""
+    culprit: dict[str, Any] | None = None
+    """The operator to blame, a :class:`~pytest_torchcompile.culprit.culprit_record.Culprit` as plain data."""
 
 
 @dataclass
@@ -148,7 +152,13 @@ def _examined_finding(worker: Worker, failing: FailingSequence, deadline: float)
         same_side = kind != "crash" or smaller.where == told.where
         if smaller.kind == kind and same_side:
             without, told = (*without, path), smaller
-    return ContractFinding(told, failing, without, _first_stage(worker, history, without, told))
+    stage = _first_stage(worker, history, without, told)
+    culprit = None
+    seconds = min(_CULPRIT_SECONDS, deadline - time.monotonic())
+    # What Dynamo itself makes otherwise is no operator's fault, and a compiler that ends the process is none to ask.
+    if stage not in ("", "eager") and told.kind not in ("crash", "hang") and seconds > 0:
+        culprit = worker.culprit(history, without, stage, told, seconds)
+    return ContractFinding(told, failing, without, stage, culprit)
 
 
 def _submodules(worker: Worker) -> list[str]:

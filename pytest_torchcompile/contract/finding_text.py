@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_torchcompile.culprit.culprit_record import Culprit, culprit_text
 from pytest_torchcompile.fuzz.drawn_call import as_code, as_plain
 
 if TYPE_CHECKING:
     from pytest_torchcompile.contract.contract_search import ContractFinding
 
-__all__ = ["FindingText", "finding_record", "finding_text", "search_line"]
+__all__ = ["FindingText", "finding_record", "finding_text", "operator_script_of", "search_line"]
 
 _WORDS: Final = {"value": "wrong result", "gradient": "wrong gradient", "crash": "segfault", "hang": "hangs"}
 _MOST_KINDS: Final = 3
@@ -26,12 +27,15 @@ class FindingText(NamedTuple):
 def finding_record(finding: ContractFinding, layers: Iterable[tuple[str, str]], script: str) -> dict[str, Any]:
     """A finding as plain data; ``layers``: path and class of the module's innermost parts."""
     failing, told = finding.failing, finding.told
+    culprit = {}
+    if finding.culprit is not None:
+        culprit = {"culprit": finding.culprit}
     left = [kind for path, kind in layers if path not in finding.without]
     return {
         "kind": told.kind, "where": told.where, "message": told.message, "at": told.at,
         "history": as_plain(failing.sequence), "code": as_code(failing.sequence), "drawn": as_code(failing.drawn),
         "cut": failing.cut, "without": list(finding.without), "stage": finding.stage,
-        "search": search_line(finding, left), "script": script,
+        "search": search_line(finding, left), "script": script, **culprit,
     }
 
 
@@ -62,8 +66,19 @@ def finding_text(record: Mapping[str, Any]) -> FindingText:
         lines.append(f"with an Identity instead of {', '.join(record['without'])} it is the same")
     if record["stage"]:
         lines.append(f"the backend {record['stage']!r} shows it, and none with less of the compiler")
+    if record.get("culprit"):
+        lines += culprit_text(Culprit.from_dict(record["culprit"])).splitlines()
     if record["cut"]:
         lines.append(f"not shrunk to the end: the {record['cut']} ran out")
     lines.append(f"to look for it in torch's tracker: {record['search']}")
     message = f"{record['kind']}: after {record['code']}: {place}{record['message'].removeprefix(place)}"
-    return FindingText(message, "\n".join([*lines, "", record["script"]]).strip())
+    scripts = [record["script"]]
+    if operator := operator_script_of(record):
+        scripts += ["", "# What is left of it, by itself:", operator]
+    return FindingText(message, "\n".join([*lines, "", *scripts]).strip())
+
+
+def operator_script_of(record: Mapping[str, Any]) -> str:
+    """The script of the operator to blame with its real inputs, or of the smallest graph; empty where there is none."""
+    culprit = Culprit.from_dict(record.get("culprit") or {"backend": ""})
+    return culprit.operator_script or culprit.script

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.contract.contract_search import ContractFinding, search_with
-from pytest_torchcompile.contract.finding_text import finding_record
+from pytest_torchcompile.contract.finding_text import finding_record, operator_script_of
 from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
 from pytest_torchcompile.contract.mutation import NAMES
 from pytest_torchcompile.contract.operator_library import OPERATORS, operator_source
@@ -244,6 +244,8 @@ class Hunt:
             return
         self.new.append(numbered)
         (self.folder / f"finding-{numbered.number:03}.py").write_text(record["script"], encoding="utf-8")
+        if operator := operator_script_of(record):
+            (self.folder / f"finding-{numbered.number:03}-operator.py").write_text(operator, encoding="utf-8")
         self.tell(f"finding {numbered.number}: {name}: {record['kind']} after {record['code']}"
                   f"{' on ' + record['stage'] if record['stage'] else ''}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.culprit.culprit_record import Culprit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
 
@@ -164,6 +165,23 @@ class Worker:
             else:
                 return Told(**value)
 
+    def culprit(self, history: Sequence, without: tuple[str, ...], backend: str, told: Told,
+                seconds: float) -> dict[str, Any]:
+        """The operator to blame, as :func:`~.history_culprit.history_culprit` has it; it ends the process at worst."""
+        about = {"kind": told.kind, "message": told.message}
+        self._connection.send(("culprit", (as_plain(history), without, backend, about, seconds)))
+        why = f"the search has not come back in {seconds + HISTORY_SECONDS:g} s"
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll(seconds + HISTORY_SECONDS):
+                kind, value = self._connection.recv()
+                if kind == "culprit":
+                    return dict(value)
+                raise OwnFailure(value)
+        if not self._process.is_alive():
+            why = f"the search {self._end()}"
+        self._start_again()
+        return Culprit(backend, why_not=why).to_dict()
+
     def _end(self) -> str:
         return ended_in_words(self._process.exitcode)
 
@@ -237,6 +255,9 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
             program = made or program
             yield answer
             continue
+        if order == "culprit":
+            yield _culprit_answer(program, given)
+            continue
         plain, without, backend = given
         try:
             outcome = run_history(program, from_plain(plain), tell, without, backend)
@@ -252,3 +273,14 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
         else:
             yield "done", {"kind": found.kind, "where": found.where, "message": found.message, "at": outcome.at,
                            "counts": counts}
+
+
+def _culprit_answer(program: Program, given: tuple[Any, ...]) -> tuple[str, Any]:
+    # Here, for few histories show anything.
+    from pytest_torchcompile.contract.history_culprit import history_culprit
+
+    plain, without, backend, about, seconds = given
+    try:
+        return "culprit", history_culprit(program, from_plain(plain), without, backend, about, seconds)
+    except Exception:
+        return "failed", own_failure_text()

@@ -27,10 +27,14 @@ class CapturedGraph:
 
 
 class GraphCatcher:
-    """A backend for ``torch.compile`` that runs graphs as they are; it keeps each with the inputs of its first call."""
+    """A backend for ``torch.compile`` that runs graphs as they are; it keeps each with the inputs of its first call.
 
-    def __init__(self) -> None:
+    ``latest``: with those of its last call instead.
+    """
+
+    def __init__(self, latest: bool = False) -> None:
         self.graphs: list[CapturedGraph] = []
+        self._latest = latest
 
     def __call__(self, module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         """Compile one graph, as Dynamo calls it."""
@@ -38,10 +42,12 @@ class GraphCatcher:
         seen: list[bool] = []
 
         def run(*arguments: Any) -> Any:
-            if not seen:
-                seen.append(True)
+            if not seen or self._latest:
                 grad = torch.is_grad_enabled()
                 lifted, values = _with_tensors_as_inputs(module, arguments)
+                if seen:
+                    del self.graphs[place]
+                seen.append(True)
                 self.graphs.insert(place, CapturedGraph(lifted, leaf_copies(values), grad))
             return module(*arguments)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from pytest_torchcompile.state.torch_state import forget_compiled
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["find_culprit"]
+__all__ = ["find_culprit", "find_graphs_culprit"]
 
 _BISECTED: Final = ("aot_eager_decomp_partition", "inductor")
 """Backends that torch's bisector takes apart."""
@@ -46,6 +46,22 @@ def find_culprit(trial: Trial, backend: str, signs: frozenset[str], seconds: flo
     It compiles many times, and forgets everything compiled. A compiler that ends the process ends this one: run it in
     a process of its own.
     """
+    settings: dict[str, Any] = {}
+    if trial.settings.get("backend", "inductor") == backend:
+        # Modes and options belong to the backend under test.
+        settings = {name: trial.settings[name] for name in ("mode", "options") if trial.settings.get(name)}
+    if trial.settings.get("dynamic") is not None:
+        settings["dynamic"] = trial.settings["dynamic"]
+    return find_graphs_culprit(lambda: _graphs_of_calls(trial), backend, signs, seconds, settings,
+                               str(trial.root or Path.cwd()))
+
+
+def find_graphs_culprit(capture: Callable[[], Iterable[CapturedGraph]], backend: str, signs: frozenset[str],
+                        seconds: float, settings: Mapping[str, Any], root: str) -> Culprit:
+    """:func:`find_culprit` of what is no trial: ``capture`` gives its graphs with their inputs, one after the other.
+
+    ``settings``: of ``torch.compile`` beside the backend; ``root``: the folder that places are told from.
+    """
     started = time.monotonic()
     told = Culprit(backend, torch=torch.__version__)
     with warnings.catch_warnings():
@@ -54,23 +70,28 @@ def find_culprit(trial: Trial, backend: str, signs: frozenset[str], seconds: flo
         try:
             # What a cache holds may be of a compiler that was right.
             with compile_anew():
-                told = _Search(trial, backend, signs, started, seconds).find(told)
+                told = _Search(capture, backend, signs, started, seconds, settings, root).find(told)
         except InstrumentError as missing:
             told = replace(told, why_not=str(missing))
     forget_compiled()
     return replace(told, seconds=time.monotonic() - started)
 
 
+def _graphs_of_calls(trial: Trial) -> Iterator[CapturedGraph]:
+    for call in trial.calls:
+        forget_compiled()
+        catcher = GraphCatcher()
+        side = trial.make({"backend": catcher, "dynamic": False})
+        side.run(call, trial.loss, trial.train, trial.seed)
+        yield from catcher.graphs
+
+
 class _Search:
-    def __init__(self, trial: Trial, backend: str, signs: frozenset[str], started: float, seconds: float) -> None:
-        self.trial, self.backend, self.signs = trial, backend, signs
+    def __init__(self, capture: Callable[[], Iterable[CapturedGraph]], backend: str, signs: frozenset[str],
+                 started: float, seconds: float, settings: Mapping[str, Any], root: str) -> None:
+        self.capture, self.backend, self.signs, self.root = capture, backend, signs, root
         self.shrinking_ends, self.ends = started + seconds * _SHARE, started + seconds
-        self.settings = {"backend": backend}
-        if trial.settings.get("dynamic") is not None:
-            self.settings["dynamic"] = trial.settings["dynamic"]
-        if trial.settings.get("backend", "inductor") == backend:
-            # Modes and options belong to the backend under test.
-            self.settings |= {name: trial.settings[name] for name in ("mode", "options") if trial.settings.get(name)}
+        self.settings = {"backend": backend, **settings}
 
     def find(self, told: Culprit) -> Culprit:
         """Go the whole way, so far as the time allows."""
@@ -97,21 +118,13 @@ class _Search:
     def _first_wrong_graph(self) -> tuple[CapturedGraph, str] | None:
         """The first graph of any call that shows by itself what the model has shown, and the sign of it."""
         self.graphs = 0
-        for captured in self._captured():
+        for captured in self.capture():
             self.graphs += 1
             for sign in sorted(self.signs & self._signs_of(captured), key=lambda each: each != "numbers"):
                 return captured, sign
             if time.monotonic() > self.ends:
                 break
         return None
-
-    def _captured(self) -> Iterator[CapturedGraph]:
-        for call in self.trial.calls:
-            forget_compiled()
-            catcher = GraphCatcher()
-            side = self.trial.make({"backend": catcher, "dynamic": False})
-            side.run(call, self.trial.loss, self.trial.train, self.trial.seed)
-            yield from catcher.graphs
 
     def _why_no_graph(self) -> str:
         if not self.graphs:
@@ -161,7 +174,7 @@ class _Search:
         return told
 
     def _from_root(self, place: str) -> str:
-        return place.removeprefix(f"{self.trial.root or Path.cwd()}{os.sep}")
+        return place.removeprefix(f"{self.root}{os.sep}")
 
 
 def _only(places: tuple[str, ...]) -> str:

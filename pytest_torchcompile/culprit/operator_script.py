@@ -63,6 +63,7 @@ def _written(captured: CapturedGraph, title: str, settings: Mapping[str, Any], s
     body, names, imports = _function_lines(captured)
     keywords = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
     inputs = [_input_code(value) for value in captured.inputs]
+    imports = sorted({*imports, *_number_imports(inputs)})
     lines = [f'"""{title}"""', *imports, "", f"def f({', '.join(names)}):", *body, "",
              "torch.manual_seed(0)", *_list_lines("given", inputs)]
     compiled = f"torch.compile(f, {keywords})"
@@ -146,6 +147,12 @@ def _list_lines(name: str, parts: list[str]) -> list[str]:
     return [f"{name} = [", *(f"    {part}" for part in filled)]
 
 
+def _number_imports(inputs: list[str]) -> list[str]:
+    """Imports of the names that numbers have which are none, as ``tolist`` writes them."""
+    words = set(re.findall(r"\b(?:inf|nan)\b", " ".join(inputs)))
+    return [f"from math import {word}" for word in sorted(words)]
+
+
 def _input_code(value: Any, drawn: bool = False) -> str:
     """An expression that makes an input; ``drawn``: of floating ones with other numbers."""
     if not isinstance(value, torch.Tensor):
@@ -186,7 +193,8 @@ def operator_script(note: OperatorNote, title: str) -> str:
 def _written_operator(note: OperatorNote, title: str, drawn: bool) -> str:
     inputs = [_input_code(value, drawn) for value in note.args]
     keywords = "".join(f", {name}={value!r}" for name, value in note.kwargs.items())
-    lines = [f'"""{title}"""', "import torch", "", f"operator = torch.ops.{note.name}", "torch.manual_seed(0)",
+    imports = [*_number_imports(inputs), "import torch"]
+    lines = [f'"""{title}"""', *imports, "", f"operator = torch.ops.{note.name}", "torch.manual_seed(0)",
              *_list_lines("given", inputs),
              "plain = [x.clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else x",
              "         for x in given]",

@@ -8,7 +8,7 @@ A case is one planted fault, or one correct backend that rounds differently, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ __all__ = [
 
 KINDS: Final = (
     "value", "dtype", "shape", "stride", "alias", "mutation", "requires_grad", "gradient", "buffer", "error",
-    "vacuous", "rng", "structure", "nondeterministic", "graph_break", "recompile", "memory", "code",
+    "vacuous", "rng", "structure", "nondeterministic", "graph_break", "recompile", "memory", "code", "guards",
 )  # fmt: skip
 """The kinds of problems that ``compare`` reports, then those that the other checks are for."""
 
@@ -112,6 +112,8 @@ class Case:
     dynamic: bool | None = None
     history: Sequence[DrawnCall] = ()
     """For the check ``contract``: the calls in which it shows. Each has the first sizes of the program."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """What a check of the matrix judges by, beside its own limits."""
     steps: int = 1
     below: str = ""
     """Why rounding excuses it: such a fault counts neither as caught nor as missed."""

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from pytest_torchcompile import checks
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import DYNAMIC, Cell
+from pytest_torchcompile.checks.severity import SLOW_GUARDS
 from pytest_torchcompile.contract.history_run import Program as ContractProgram
 from pytest_torchcompile.contract.history_run import run_history
 from pytest_torchcompile.dims import Dim
@@ -184,9 +185,14 @@ def _check_cell(case: Case) -> Checked:
         sys.path[:] = path
     if failure := seen["failure"]:
         raise TorchcompileError(f"the cell did not run: {failure}")
-    problems = checks.load(case.check).judge(seen["sections"][case.check], {})
-    kind = _KINDS[case.check]
-    return Checked([ReportedProblem(kind, each.evidence or each.message, each.message) for each in problems])
+    problems = checks.load(case.check).judge(seen["sections"][case.check], case.limits)
+    reported = []
+    for each in problems:
+        kind = _KINDS[case.check]
+        if each.message.startswith(SLOW_GUARDS):
+            kind = "guards"
+        reported.append(ReportedProblem(kind, each.evidence or each.message, each.message))
+    return Checked(reported)
 
 
 def _path_of(function: Callable[..., object]) -> str:

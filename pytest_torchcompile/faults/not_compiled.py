@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -271,8 +272,65 @@ def scale_in_set_order(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
     return aot_eager(graph, inputs)
 
 
+class ManyGuards(p.Perceptron):
+    """Goes through 2,000 modules that do nothing, each of which has guards that are asked in every call."""
+
+    count = 2000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.ModuleList(nn.Identity() for _ in range(self.count))
+
+    def forward(self, x: Tensor) -> Any:
+        for module in self.idle:
+            x = module(x)
+        return super().forward(x)
+
+
+class FewGuards(ManyGuards):
+    """Goes through four."""
+
+    count = 4
+
+
+class ServesInAThread(p.Perceptron):
+    """A compiled layer, for each number a graph, in a thread that a raised limit does not reach."""
+
+    numbers = range(2, 14)
+
+    def __init__(self) -> None:
+        super().__init__()
+        # More than the numbers: here, and since torch 2.12 in this thread alone.
+        torch._dynamo.config.recompile_limit = 64
+        self.scaled = torch.compile(lambda x, number: torch.tanh(x) * number, backend="eager", dynamic=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.serve(x))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator, no-untyped-call, unused-ignore]
+    def serve(self, x: Tensor) -> Tensor:
+        """One number after the other, without gradients as a server does."""
+        came = [x]
+
+        def work() -> None:
+            with torch.no_grad():
+                came.extend(self.scaled(x.detach(), number) for number in self.numbers)
+
+        server = threading.Thread(target=work, name="server")
+        server.start()
+        server.join()
+        return x + came[-1] / 100
+
+
+class ServesFewNumbers(ServesInAThread):
+    """No more than torch's own limit, which holds there."""
+
+    numbers = range(2, 5)
+
+
 # The backend of these is right: what is wrong, Dynamo does before it.
 EAGER: Final = named_backend("eager")
+FAST_GUARDS: Final = {"guard_us": 300.0}
 MANY_SIZES = ({"B": 4}, {"B": 7}, {"B": 6}, {"B": 9}, {"B": 10})
 
 COMPILING: Final = (
@@ -285,6 +343,11 @@ COMPILING: Final = (
     Case("frame given up", "a break that torch can't resume from", Program(GivesUp, p.rows), "vacuous", EAGER,
          check="compiles"),
     Case("stance", "the model sets force_eager", Program(Forced, p.rows), "vacuous", EAGER, check="compiles"),
+    Case("setting of another thread", "a raised recompile limit does not reach the thread that compiles",
+         Program(ServesInAThread, p.rows), "vacuous", EAGER, "did not get a setting", check="compiles",
+         limits={"coverage": 0.0}),
+    Case("slow guards", "2,000 idle modules, whose guards are asked in every call", Program(ManyGuards, p.rows),
+         "guards", EAGER, check="compiles", limits=FAST_GUARDS),
     Case("recompile storm", "a Python number changes with every call", Program(Counts, p.rows, MANY_SIZES),
          "recompile", EAGER, check="recompiles"),
     Case("specialised", "every size is a graph of its own", Program(Specialises, p.rows, MANY_SIZES), "recompile",
@@ -318,6 +381,10 @@ CONTROLS_OF_CHECKS: Final = (
     _healthy("recompiles"),
     _healthy("memory"),
     _healthy("determinism"),
+    Case("guards of four idle modules", "nothing", Program(FewGuards, p.rows), "", EAGER, check="compiles",
+         limits=FAST_GUARDS, control=True),
+    Case("another thread within its limit", "nothing", Program(ServesFewNumbers, p.rows), "", EAGER, check="compiles",
+         limits={"coverage": 0.0}, control=True),
     Case("dropout drawn in another way", "other random numbers", p.DROPPING, "",
          named_backend(f"{__name__}:OTHER_DRAWS"), check="randomness", control=True),
 )

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
-from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, root_sum_square, sample_elements
+from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = [
     "CANCELLED", "ROUNDINGS", "SEEN", "Estimate", "Scale", "as_real", "finite_values", "levels_from_eager",
-    "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_pieces",
+    "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "split_pieces",
 ]
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
@@ -35,6 +35,8 @@ _STEADY = 2.0**-8
 CANCELLED: Final = 2.0**-16
 """Share of its noise up to which a leaf is zero but for rounding."""
 _ENDLESS = float("inf")
+# A leaf with values from here on has its errors held in float64: bfloat16's largest number is 3.4e38.
+_HUGE = 1e38
 # Share of a dtype's range beyond which rounding decides about overflow.
 _NEAR = 0.9
 
@@ -200,7 +202,11 @@ class Estimate:
             fine = self.value.dtype == torch.float64 and self.value.numel() < _FINE
             dtype = torch.float64 if fine else torch.float32
             self.spread = torch.zeros(self.value.numel(), dtype=dtype, device=self.value.device)
-            self.reach = torch.zeros_like(self.spread, dtype=torch.bfloat16)
+            # Two bytes an element, where no error can be beyond their range.
+            held, sizes = torch.bfloat16, self.value.abs()
+            if bool(((sizes > _HUGE) & (sizes < _ENDLESS)).any()):
+                held = torch.float64
+            self.reach = torch.zeros_like(self.spread, dtype=held)
             exact = sample_elements(self.value)
             self.levels = Levels(finite_values(exact), finite_values(sample_elements(value) - exact))
         projections = Projections(self.levels)
@@ -274,8 +280,6 @@ EAGER_ONLY_UNITS = 16.0
 _JUMP = 3.0
 SEEN: Final = 6.0
 """A jump as large as one that was seen counts for so many times the noise of one element."""
-# Smallest scale, whose square is still a number.
-_SMALLEST = 1e-150
 
 
 @dataclass(frozen=True)
@@ -316,19 +320,10 @@ class Scale:
         it did.
         """
         own = finite_values(eager.double() - exact)
-        squares = spread.double().square() + own.square() + self.levels.of(exact).square()
-        noise = (squares / (self.draws + 1)).sqrt_()
+        noise = root_sum_square(spread.double(), own, self.levels.of(exact)).mul_((self.draws + 1) ** -0.5)
         noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
         reach = reach.double()
         return torch.maximum(noise, reach / SEEN), reach > _JUMP * noise
-
-
-def smallest_noise(dtype: torch.dtype) -> float:
-    """Half a step of subnormals: some for float16, whose subnormals are in daily use."""
-    if dtype == torch.float16:
-        return 2.0**-25
-    info = torch.finfo(dtype)
-    return max(info.tiny * info.eps / 2, _SMALLEST)
 
 
 def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_eager: bool) -> Scale:
@@ -345,10 +340,10 @@ def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate
         noise.add(own)
     noise.extend(estimate.noise)
     draws = estimate.draws + with_eager
-    exact, few = sample_elements(estimate.value), sample_elements(estimate.spread).double().square()
+    exact, few = sample_elements(estimate.value), [sample_elements(estimate.spread).double()]
     if with_eager:
-        few = few + finite_values(sample_elements(eager).double() - exact).square()
-    levels = Levels(finite_values(exact), (few / draws).sqrt_())
+        few.append(finite_values(sample_elements(eager).double() - exact))
+    levels = Levels(finite_values(exact), root_sum_square(*few).mul_(draws**-0.5))
     eager_draw = eager if with_eager else estimate.value
     return Scale(estimate.value, dtype, draws, estimate.spread, estimate.reach, eager_draw, levels, estimate.levels,
                  noise)

@@ -18,7 +18,7 @@ import torch
 from pytest_torchcompile.oracle.operator_rounding import PRODUCTS, Operator, count_terms, unit_of
 from pytest_torchcompile.state.value_leaves import is_plain
 
-__all__ = ["rounds_nothing"]
+__all__ = ["adds_whole_numbers", "picks_one"]
 
 _EXTREMES: Final = frozenset({"amax", "amin", "max", "min"})
 _REDUCING_SCATTERS: Final = frozenset({"index_reduce", "scatter_reduce", "segment_reduce"})
@@ -29,12 +29,8 @@ _SUMS: Final = frozenset({"cumsum", "nansum", "sum"})
 _EXACT_ON_WHOLE: Final = _ELEMENTWISE | _SCATTERS | _SUMS | PRODUCTS | {"dot"}
 
 
-def rounds_nothing(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:
-    """Whether this call picks one of the numbers that it is given, or adds and multiplies whole ones."""
-    return _picks_one(about, args) or _computes_on_whole(about, args, kwargs, result)
-
-
-def _picks_one(about: Operator, args: Sequence[Any]) -> bool:
+def picks_one(about: Operator, args: Sequence[Any]) -> bool:
+    """Whether this call hands on one of the numbers that it is given: the largest of several, or the smallest."""
     if about.name in _REDUCING_SCATTERS:
         return not _EXTREMES.isdisjoint(each for each in args if isinstance(each, str))
     if about.name in _NORMS:
@@ -42,8 +38,8 @@ def _picks_one(about: Operator, args: Sequence[Any]) -> bool:
     return False
 
 
-def _computes_on_whole(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:
-    """Whether all are whole numbers, so small that the result's dtype holds every sum.
+def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:
+    """Whether this call adds or multiplies whole numbers, so small that the result's dtype holds every sum.
 
     The number of terms times the largest of each factor bounds the sums: it holds for any order of summation, and for
     partial sums that are kept in the dtype of the result. Of a call that writes to an argument nobody knows any more

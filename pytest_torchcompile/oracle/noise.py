@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.exact_calls import picks_one
 from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
     PRODUCTS,
@@ -103,6 +104,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = self._widen_args(args)
         run = wide_version(about.name, func)
         if not self.factor or about.random or (about.exact and about.copies is None):
+            return run(*args, **kwargs)
+        if picks_one(about, args):
             return run(*args, **kwargs)
         rounding = self._rounding_of(about, args)
         if about.copies is not None:

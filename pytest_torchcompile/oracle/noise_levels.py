@@ -4,20 +4,20 @@ whole and how much of it points one way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["Levels", "Noise", "Projections", "sample_elements"]
+__all__ = ["Levels", "Noise", "Projections", "root_sum_square", "sample_elements"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
-# Bins of noise, each a factor of two, the largest in the first.
-_NOISES = 64
 _SAMPLE, _LINE = 1 << 16, 8
 # Exponents of float32, and what is added to one for that of float64.
 _EXPONENTS, _FLOAT64_ABOVE_FLOAT32 = 256, 1023 - 127
-_LARGEST_EXPONENT = 1023.5
+# Exponent of float64's infinities and NaN, as `_exponents` gives it.
+_ENDLESS = 0x7FF
 # Elements that a median is made from; where a bin has fewer, its nearest neighbours lend theirs.
 _LEAST = 16
 
@@ -33,16 +33,22 @@ class Levels:
     def __init__(self, value: torch.Tensor, noise: torch.Tensor) -> None:
         """Take a :func:`sample_elements` of a leaf (finite) and the noise of those elements."""
         magnitude, loudness = _exponents(value), _exponents(noise)
+        # Noise without an end says nothing of the other elements, and has no middle.
+        loudness.masked_fill_(loudness == _ENDLESS, 0)
         self._top, loudest = int(magnitude.amax()), int(loudness.amax())
         self._table: torch.Tensor | None = None
         if loudest:
+            is_still = loudness == 0
+            # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an
+            # element of 1e30 the noise of all others would else be as large as the last bin's.
+            bins = loudest - int(loudness.masked_fill(is_still, loudest).amin()) + 1
             # One more column than bins of noise, the last: elements that no draw has moved.
-            columns = (loudest - loudness).clamp_(max=_NOISES - 1).masked_fill_(loudness == 0, _NOISES)
-            cells = self._bins_of(magnitude) * (_NOISES + 1) + columns
-            counts = torch.bincount(cells, minlength=_BINS * (_NOISES + 1))
-            medians = _row_medians(counts.view(_BINS, _NOISES + 1).cpu())
-            # The middle of a bin: half an exponent above its lower end. That of infinite noise is no number any more.
-            levels = [2.0 ** min(loudest - median - 1022.5, _LARGEST_EXPONENT) for median in medians]
+            columns = (loudest - loudness).masked_fill_(is_still, bins)
+            cells = self._bins_of(magnitude) * (bins + 1) + columns
+            counts = torch.bincount(cells, minlength=_BINS * (bins + 1))
+            medians = _row_medians(counts.view(_BINS, bins + 1).cpu())
+            # The middle of a bin: half an exponent above its lower end.
+            levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
             self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
         # The lower median of the magnitudes that are not zero.
         self.typical = _lower_median(value.abs())
@@ -104,6 +110,20 @@ def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
     return lines[:: (flat.numel() // _SAMPLE) | 1].reshape(-1)
 
 
+def root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Root of the sum of squares per element, in float64, also where a square is beyond its range."""
+    squares = first.square()
+    for other in others:
+        squares = squares + other.square()
+    root = squares.sqrt_()
+    if math.isfinite(float(root.sum())):
+        return root
+    root = first.abs()
+    for other in others:
+        root = torch.hypot(root, other)
+    return root
+
+
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:
     """The exponent of float64 plus 1023; 0 for zero (and what is too small for a normal number)."""
     return tensor.double().view(torch.int64).bitwise_right_shift(52).bitwise_and_(0x7FF)
@@ -112,7 +132,7 @@ def _exponents(tensor: torch.Tensor) -> torch.Tensor:
 def _row_medians(counts: torch.Tensor) -> list[int]:
     """The bin of the lower median of each row, of the row's nearest neighbours too where it has few.
 
-    ``counts``: (_BINS, _NOISES + 1) on the CPU; the last column are elements without noise. Some leaf has some.
+    ``counts``: (_BINS, bins of noise + 1) on the CPU; the last column are elements without noise. Some leaf has some.
     """
     filled = counts.sum(1).nonzero().flatten()
     noisy = counts[:, :-1]
@@ -131,7 +151,7 @@ def _row_medians(counts: torch.Tensor) -> list[int]:
     pooled = sums_before[highs] - sums_before[lows]
     # The first bin is the loudest: the lower median is the last one that has at most half of all before it.
     at_least_so_loud = pooled.cumsum(1)
-    medians = (at_least_so_loud <= at_least_so_loud[:, -1:] // 2).sum(1).clamp_(max=_NOISES - 1)
+    medians = (at_least_so_loud <= at_least_so_loud[:, -1:] // 2).sum(1).clamp_(max=noisy.shape[1] - 1)
     # Rows without elements take the median of the nearest row that has some.
     nearest = (torch.arange(len(loud))[:, None] - filled).abs().argmin(1)
     found_medians: list[int] = medians[nearest].tolist()

@@ -30,12 +30,15 @@ __all__ = [
     "narrowest_unit",
     "operator_facts",
     "program_unit",
+    "smallest_noise",
     "unit_of",
     "wide_dtype",
     "wide_version",
 ]
 
 
+# Smallest scale, whose square is still a number.
+_SMALLEST = 1e-150
 FLOAT32_UNIT = 2.0**-24
 """The unit of float32, in which kernels accumulate sums of float32, bfloat16 and float16."""
 
@@ -48,6 +51,14 @@ def unit_of(dtype: torch.dtype) -> float:
     if dtype.is_complex:
         dtype = dtype.to_real()
     return torch.finfo(dtype).eps / 2
+
+
+def smallest_noise(dtype: torch.dtype) -> float:
+    """Half a step of subnormals: some for float16, whose subnormals are in daily use."""
+    if dtype == torch.float16:
+        return 2.0**-25
+    info = torch.finfo(dtype)
+    return max(info.tiny * info.eps / 2, _SMALLEST)
 
 
 def narrowest_unit(tensors: Iterable[torch.Tensor]) -> float | None:

@@ -15,14 +15,13 @@ from pytest_torchcompile.oracle.estimate import (
     as_real,
     levels_from_eager,
     small_to_cpu,
-    smallest_noise,
     split_pieces,
 )
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR, HALF, grain_of, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Noise, Projections
-from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = ["settle_by_eager"]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import rounds_nothing
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -145,7 +145,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 narrowed = {0: unit}
             else:
                 unit = 0.0  # nothing is rounded
-        elif about.exact or rounds_nothing(about, args, kwargs, result):
+        elif about.exact or adds_whole_numbers(about, args, kwargs, result):
             unit = 0.0
         if about.exact and narrowed:
             setattr(result, _NARROWED, max(narrowed.values()))

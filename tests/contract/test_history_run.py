@@ -198,12 +198,28 @@ def off_by(share):
     return backend
 
 
-@pytest.mark.parametrize(("share", "found"), [(2.0**-49, False), (1e-3, True), (0.01, True)])
+@pytest.mark.parametrize(("share", "found"), [
+    (2.0**-49, False), (2.0**-47, True), (1e-9, True), (1e-3, True), (0.01, True)])
 def test_a_float64_leaf_may_be_off_in_its_last_digits_alone(share, found):
     """By 16 eps of its largest value, 2**-48; by more it is wrong like every other."""
     came = run(Double, off_by(share), call(B=3, dtypes="float64 0"))
     assert came.calls == 1
     assert (came.problem is not None) == found
+
+
+class Narrowed(Double):
+    """Its result is float32, and all before it float64."""
+
+    def forward(self, x):
+        """(B, 4) in float64 -> (B, 4) in float32."""
+        return super().forward(x).float()
+
+
+def test_the_last_digits_of_float64_excuse_no_other_leaf():
+    """Eight eps of float32 are 2**-20 of the largest value: that is no last digit of what was computed in float64."""
+    came = run(Narrowed, off_by(2.0**-20), call(B=3, dtypes="float64 0"))
+    assert came.problem is not None
+    assert run(Narrowed, "eager", call(B=3, dtypes="float64 0")).problem is None
 
 
 def hardly_off(module, example_inputs):

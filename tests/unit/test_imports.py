@@ -25,6 +25,7 @@ NEEDS_TORCH = {
     "backends/constant_nodes", "backends/partitioner", "backends/decomposition_tables",
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
+    "contract/history_culprit",
     "contract/history_run", "contract/mutations", "artifacts/routes", "explain/roofline", "explain/runnable",
     "explain/toolkit_notes",
     "culprit",

@@ -342,6 +342,7 @@ def _check_edited(text: str, rules: Sequence[AcceptedRule], needs: Sequence[Cell
                   shown: str) -> None:
     """A text edit that went wrong must not reach the file: every cell has its limits, and no other cell is touched."""
     try:
+        # Parsed as any other matrix, so that no rule of this file's own decides whether the edit is right.
         edited = parse_matrix(text.encode(), matrix.path, matrix.root, shown=shown)
     except UsageError as error:
         raise _too_unusual(shown, rules, str(error)) from None

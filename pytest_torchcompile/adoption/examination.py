@@ -41,7 +41,9 @@ __all__ = ["examine"]
 
 DEADLINE: Final = 40.0
 """Seconds after which no more guesses are tried."""
+# None is 0 or 1, which torch compiles apart. The first three that are no size of a parameter are taken.
 _BATCHES: Final = (4, 6, 10, 5, 7, 9, 11, 13, 14, 15)
+# Other numbers than those of a batch: two dims of one size would be one symbol (duck shapes).
 _LENGTHS: Final = (12, 20, 28, 18, 22, 26, 13, 17, 19, 23)
 _LONG_LENGTHS: Final = ((128, 192, 256, 320, 384, 448), (512, 768, 1024, 1280, 1536, 1792),
                         (2048, 3072, 4096, 5120, 6144, 7168), (8192, 12288, 16384, 20480, 24576, 28672))
@@ -142,8 +144,10 @@ def _make_module(request: Mapping[str, Any], root: Path) -> nn.Module:
     _seed()
     try:
         module = factory(**given)
+    # Ours already says what is wrong, and where.
     except TorchcompileError:
         raise
+    # A factory that parses a command line ends the process where it finds pytest's options.
     except (Exception, SystemExit) as error:
         raise UsageError(f"{where}: {target} raised {one_line(error)}") from error
     if not isinstance(module, nn.Module):
@@ -332,6 +336,7 @@ def _main() -> None:
     os.dup2(2, 1)
     sys.path[:] = request["path"]
     warnings.simplefilter("ignore")
+    # Small models gain nothing by more threads, and on a shared machine many threads wait for each other.
     torch.set_num_threads(min(4, torch.get_num_threads()))
     try:
         answer = examine(request)

@@ -36,6 +36,7 @@ FOLDER: Final = Path(".compile-matrix") / "shapes"
 _MODULE: Final = "pytest_torchcompile.adoption.shape_trial"
 _CALLS: Final = 1000
 """Of each size that names no number."""
+# The last lines of a traceback have the error.
 _LAST_LINES: Final = 3
 _ITEM: Final = re.compile(r"(\d+)(?:\*(\d+))?")
 
@@ -125,7 +126,10 @@ def _run_ways(
     answers = {name: _try_apart(matrix, cell, dim, list(traffic), name, buckets, timeout) for name in WAYS}
     good = [answer for answer in answers.values() if "error" not in answer]
     # The machine is as fast as it was at its best; each way is held against eager of its own process.
-    eager = {size: min((float(answer["eager"][str(size)]) for answer in good), default=0.0) for size in traffic}
+    eager = {}
+    for size in traffic:
+        seconds = [float(answer["eager"][str(size)]) for answer in good]
+        eager[size] = min(seconds, default=0.0)
     ways = []
     for name, answer in answers.items():
         if "error" in answer:

@@ -37,10 +37,14 @@ def measure(run: CellTrial) -> dict[str, Any]:
                   others=parameter_sizes, database=options.database(), key=run.cell.id)
     found = [_failing_section(run, failing) for failing in all_failing(rungs)]
     worst = found[0] if found else _NOTHING_FOUND
+    tried = []
+    for backend, search in rungs:
+        counts = {name: getattr(search, name) for name in _COUNTS}
+        tried.append({"backend": backend, **counts})
     return {
         "varied": varied,
         "seed": options.seed,
-        "rungs": [{"backend": backend, **{name: getattr(each, name) for name in _COUNTS}} for backend, each in rungs],
+        "rungs": tried,
         **worst,
         "milder": found[1:],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,7 @@ def _judge_unexplained(section: Mapping[str, Any], most: int) -> Iterator[Proble
         return
     # The first that is over the limit; where only those of sizes bring it over, the last one.
     culprit = worst.other[min(most, len(worst.other) - 1)]
-    other = [recompile for function in functions for recompile in function.other]
+    other = list(chain.from_iterable(function.other for function in functions))
     message = f"{len(other)} recompile(s) that no size explains"
     if more := worst.unexplained - len(worst.other):
         message += f", and {more} of {worst.other[0]['function']} more than its sizes do"

@@ -76,6 +76,7 @@ class JudgedCase:
         lines = [f"{self.verdict}: {self.case.name} ({kind}; {self.case.says})"]
         if self.text:
             lines.append(f"    {self.text}")
+        # One fault in a weight may be told at every leaf.
         for report in self.reported[:6]:
             lines.append(f"    reported: {report.kind} of {report.where}: {report.text}")
         return "\n".join(lines)

@@ -142,7 +142,12 @@ def _first_for_ever() -> Toolkit:
     def return_first(gradients: list[Any], _: object) -> list[Any]:
         if not first:
             first[:] = gradients
-        return [None if new is None else old for old, new in zip(first, gradients, strict=True)]
+        returned = list(first)
+        for index, new in enumerate(gradients):
+            # Who asks for fewer gradients than the first time must not get more.
+            if new is None:
+                returned[index] = None
+        return returned
 
     return Toolkit(backward=results(return_first))
 
@@ -155,7 +160,11 @@ def _first_added() -> Toolkit:
         if not first:
             first[:] = gradients
             return gradients
-        return [None if new is None else old + new for old, new in zip(first, gradients, strict=True)]
+        returned = list(gradients)
+        for index, new in enumerate(gradients):
+            if new is not None:
+                returned[index] = first[index] + new
+        return returned
 
     return Toolkit(backward=results(add_first))
 

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
+# For a terminal; what is more is counted, and stands in the report.
 SHOWN: Final = 20
 EVIDENCE: Final = 12
 CELLS: Final = 3
@@ -113,6 +114,7 @@ def run_facts(outcome: GateOutcome) -> str:
     text = f"{where}, {devices}: {judged_facts(outcome)}"
     git = outcome.merged.git
     if git:
+        # As many letters as git itself shows of large repositories.
         text += f"; commit {git['commit'][:12]}"
         if git["changed"]:
             text += " with changes"

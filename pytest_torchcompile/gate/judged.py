@@ -172,6 +172,7 @@ def _compiled_code_ran(sections: Sections) -> bool:
     # A report may be of another version, or damaged, so the section may have any shape.
     try:
         return compiled_code_ran(sections)
+    # What cannot be read is no proof that compiled code ran, so the answer is the strict one.
     except (AttributeError, KeyError, TypeError):
         return False
 

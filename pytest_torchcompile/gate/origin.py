@@ -347,6 +347,7 @@ def _time_ago(finished: Any, request: OriginRequest) -> str:
 
 
 def _shown_duration(span: datetime.timedelta) -> str:
+    # Up to two units of the next size the smaller one is told: `90 minutes` says more than `1 hour`.
     minutes = int(span.total_seconds() // 60)
     if minutes < 2 * 60:
         return count(minutes, "minute")

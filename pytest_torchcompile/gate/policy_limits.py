@@ -95,6 +95,7 @@ def _read_metric(sections: Sections, name: str) -> float | None:
     """The metric of a cell; None if it was not measured, or by a version with other sections."""
     try:
         return METRICS[name].read(sections)
+    # The reader indexes a section as today's version writes it, so any of these means one thing: another form.
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         return None
 

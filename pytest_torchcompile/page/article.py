@@ -185,6 +185,7 @@ def _other_sections(facts: Facts) -> Html | None:
 def _as_json(content: Mapping[str, Any]) -> str:
     try:
         return json.dumps(content, indent=1, ensure_ascii=False)
+    # A report from elsewhere may hold anything, and one odd section must not cost the reader the whole page.
     except RecursionError:
         return "nested too deeply to be shown"
 

@@ -169,9 +169,14 @@ def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], m
         "failing": sorted(FAILING), "checks": list(checks),
         "numbers": {name: {"name": name, "values": values} for name, values in numbers.items()},
         "cells": cells,
-        # A finding may name tests, which are not on the map.
-        "groups": [[index_of[cell] for cell in group if cell in index_of] for group in groups],
+
+        "groups": [_places_on_map(group, index_of) for group in groups],
     }  # fmt: skip
+
+
+def _places_on_map(group: Iterable[str], index_of: Mapping[str, int]) -> list[int]:
+    # A finding may name tests, which are not on the map.
+    return [index_of[cell] for cell in group if cell in index_of]
 
 
 def _verdict_indices(cell: Facts, checks: Iterable[str]) -> list[int]:

@@ -83,7 +83,8 @@ def _machine(run: Merged) -> str:
     if environment.get("cores"):
         parts.insert(1, f"{environment['cores']} cores")
     devices = Counter(map(str, environment.get("devices") or ()))
-    parts += [name if number == 1 else f"{number} × {name}" for name, number in devices.items()]
+    for name, number in devices.items():
+        parts.append(name if number == 1 else f"{number} × {name}")
     return ", ".join(parts)
 
 
@@ -95,7 +96,10 @@ def _cards(outcome: GateOutcome, groups: Sequence[FindingGroup], news: News) -> 
     for number, group in enumerate(groups):
         if group.weight == "note":
             continue
-        cells = {cell for index in group.findings for cell in outcome.findings[index].cells}
+        # Several findings of a group may name the same cell.
+        cells: set[str] = set()
+        for index in group.findings:
+            cells.update(outcome.findings[index].cells)
         details = [_cells_and_tests(outcome, cells), news.on_card(group.findings)]
         yield _card(f"#group-{number}", "bad", len(group.findings), group.title, details)
     every = [*outcome.cells.values(), *outcome.tests.values()]

@@ -42,6 +42,7 @@ from pytest_torchcompile.report.merging import Merged
 
 __all__ = ["FindingGroup", "group_findings", "overview", "run_section", "tests_section"]
 
+# Browsers lay out a page of ten thousand cells slowly, and nobody reads so many rows.
 LINKS: Final = 40
 FINDINGS: Final = 60
 TESTS: Final = 400

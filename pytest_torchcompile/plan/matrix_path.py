@@ -154,6 +154,7 @@ def _settings_in(file: Path) -> Mapping[str, Any] | None:
             settings = _settings_in_toml(file, text)
         else:
             settings = _settings_in_ini(file, text)
+    # pytest reads the same file, and tells of its mistakes in its own words.
     except (OSError, ValueError):
         return None
     if settings is None and file.name in _ITS_OWN:

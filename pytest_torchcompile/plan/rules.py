@@ -190,6 +190,7 @@ class _RuleReader:
     def _read_versions(self, node: yaml.Node) -> str:
         text = self.reader.text(node, "torch") or ""
         try:
+            # Read here although it is asked later: a mistake has its place in the file only now.
             SpecifierSet(text)
         except InvalidSpecifier:
             self.reader.wrong(node, f"torch: {text!r} names no versions; expected them as pip has them, "

@@ -232,6 +232,7 @@ def estimated_seconds(planned: PlannedCell) -> float:
     """Return about how long the cell takes, in seconds of a machine that has compiled nothing yet."""
     cell = planned.cell
     if planned.outcome == "skip":
+        # Not nothing: a cell that is skipped is still collected and reported.
         return 0.01
     seconds = 1.0
     backend = BACKENDS.get(cell.backend)

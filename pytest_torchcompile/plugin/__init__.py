@@ -195,6 +195,7 @@ def _fix_seed(config: pytest.Config) -> None:
     if _option_value(config, _BY_NAME["fuzz-seed"]) == "random":
         import random
 
+        # Put into the options, which xdist hands on: all workers must draw by the same seed.
         config.option.compile_fuzz_seed = str(random.SystemRandom().randrange(1, 10**9))
 
 

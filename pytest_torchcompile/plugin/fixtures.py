@@ -80,6 +80,7 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
     try:
         call = fixture_model.compile_model(request, model, compile_config)
         changed = fixture_model.changed_attributes(model, earlier)
+    # Also for a skip, which pytest raises as such: the model is shared with the tests that follow.
     except BaseException:
         fixture_model.undo_changes(fixture_model.changed_attributes(model, earlier))
         raise

@@ -168,9 +168,11 @@ def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
     last = max(map(int, _ticket_names(queue)), default=0)
     counter = folder.open_file("counter")
     try:
+        # A ticket is a number of a few digits; the rest of a damaged file is of no use.
         written = os.read(counter, 32).strip()
         if written.isdigit():
             last = max(last, int(written))
+        # Emptied first: a shorter number would else keep the last digits of a longer one.
         os.ftruncate(counter, 0)
         os.pwrite(counter, str(last + 1).encode(), 0)
     finally:
@@ -242,6 +244,7 @@ class PrivateFolder:
         folder = cls(full_path, os.open(path, how, dir_fd=above))
         try:
             folder._refuse_strangers()
+        # Also for Ctrl-C: the descriptor would stay open.
         except BaseException:
             folder.close()
             raise

@@ -124,6 +124,7 @@ def is_alive(folder: Path) -> bool:
     except OSError:
         return False
     try:
+        # Shared, so that two who look at the same time do not take each other for the owner.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -178,6 +179,7 @@ def _ask_for_rank(folder: Path, deadline: float) -> tuple[Connection, int] | Non
         try:
             if connection.poll(max(0.0, deadline - time.monotonic())):
                 return connection, connection.recv()
+        # A zygote that ran out of memory for a fork closes without a word; the next try may do.
         except (EOFError, OSError):
             refused += 1
         connection.close()

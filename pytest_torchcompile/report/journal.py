@@ -212,6 +212,7 @@ class Journal:
 
     def seconds(self) -> dict[str, float]:
         """Wall seconds of each cell that ran."""
+        # Milliseconds: more digits are noise, and would change the file from run to run.
         return {cell: round(seconds, 3) for cell, seconds in self._current().seconds.items() if seconds}
 
     def graphs(self) -> dict[str, list[str]]:

@@ -64,6 +64,7 @@ def _guard_microseconds(sections: Sections) -> float | None:
 
 def _step_ms(sections: Sections) -> float | None:
     sides = sections.get("worth", {}).get("sides")
+    # The section has seconds.
     return None if sides is None else float(1e3 * sides["compiled"]["median"])
 
 
@@ -76,8 +77,12 @@ def _kernel_count(sections: Sections) -> float | None:
 def _shipped_routes(sections: Sections) -> float | None:
     if "artifacts" not in sections:
         return None
-    shipped = [each for each in sections["artifacts"]["routes"] if not each["skipped"] and not each["refused"]]
-    return sum(not each["problems"] for each in shipped)
+    without_problems = 0
+    for route in sections["artifacts"]["routes"]:
+        was_shipped = not route["skipped"] and not route["refused"]
+        if was_shipped and not route["problems"]:
+            without_problems += 1
+    return without_problems
 
 
 def _cache_misses(sections: Sections) -> float | None:

@@ -106,6 +106,7 @@ def merge_tests(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
 # -------------------------------------------------------------------------------------------------------- the whole run
 GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
 """The checks whose worst verdict the block states by itself, under ``gates``."""
+# The block repeats them for who reads nothing else; the cells have all of them.
 PROBLEMS_OF_A_GATE: Final = 5
 
 

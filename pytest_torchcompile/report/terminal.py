@@ -95,6 +95,7 @@ def _reason_lines(what: str, reasons: Counter[str]) -> Iterator[str]:
 def _version_of(package: str) -> str:
     try:
         return metadata.version(package)
+    # Run from a checkout that was not installed.
     except metadata.PackageNotFoundError:
         return "(not installed)"
 

@@ -112,6 +112,7 @@ _DRAWING: Final = frozenset(name for name, check in CHECKS.items() if check.draw
 
 def cell_folder(job: Job) -> str:
     """The name of the folder in which the results of a cell are: the cell's own part, and a hash of all asked of it."""
+    # 160 bits of the hash: no two cells meet by chance, and paths stay short.
     return f"{folder_prefix(job)}{digest_of(asked_of(job))[:40]}"
 
 

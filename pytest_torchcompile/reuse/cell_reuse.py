@@ -82,6 +82,7 @@ class ResultStore:
     def keep(self, name: str, content: dict[str, Any]) -> bool:
         """Keep an entry in the folder ``name``; whether it could be written."""
         data = _encode(content)
+        # Named by its content: two workers that keep the same result write the same file.
         return self._write(self.folder / name / f"{hashlib.sha256(data).hexdigest()[:32]}.entry", data)
 
     def entries_of_prefix(self, prefix: str) -> Iterator[dict[str, Any]]:
@@ -134,6 +135,7 @@ class ResultStore:
         beside = beside_place(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            # Beside it and moved, for another worker may read the folder at this moment.
             beside.write_bytes(data)
             beside.replace(file)
         except OSError:
@@ -145,6 +147,7 @@ class ResultStore:
 
 def _time_of_use(file: Path) -> float:
     try:
+        # Another run may tidy the folder meanwhile; what is gone was used least.
         return file.stat().st_mtime
     except OSError:
         return 0.0
@@ -162,6 +165,7 @@ def _read_file(file: Path) -> Any:
         if hashlib.sha256(packed).hexdigest().encode() != digest:
             return None
         return json.loads(zlib.decompress(packed))
+    # A damaged entry is as good as none: the cell is run.
     except (OSError, ValueError, zlib.error):
         return None
 
@@ -245,6 +249,7 @@ class CellReuse:
             return elsewhere
         try:
             use = source_use(inputs, job)
+        # The file may have been edited since the run, and broken by it; then nothing can be said of it.
         except (OSError, SyntaxError, ValueError) as error:
             return f"the code of its model can't be read: {error}"
         now, then = key_parts(job, use, os.environ), entry["parts"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -103,7 +104,7 @@ def move_lines(observation: dict[str, Any], kept: NamedLines, root: Path) -> dic
     now: dict[str, dict[int, int]] = {}
     for file in edited.keys() & kept.anchors.keys():
         now[file] = _lines_of_today(file, kept.anchors[file], edited[file])
-    if all(line == today for lines in now.values() for line, today in lines.items()):
+    if not any(map(_has_moved, now.values())):
         return observation
 
     def move(file: str, line: int) -> int:
@@ -111,6 +112,10 @@ def move_lines(observation: dict[str, Any], kept: NamedLines, root: Path) -> dic
 
     moved: dict[str, Any] = _rewrite(observation, _FileNames(kept.digests, root), "", move)
     return moved
+
+
+def _has_moved(lines: Mapping[int, int]) -> bool:
+    return any(line != today for line, today in lines.items())
 
 
 def _lines_of_today(file: str, anchors: Mapping[str, str], data: bytes) -> dict[int, int]:
@@ -134,6 +139,7 @@ class _AnchoredLines:
     """The line of every node."""
 
 
+# By the bytes, not by the path: a file has two texts here, that of the run and today's.
 @functools.lru_cache(maxsize=256)
 def _anchored_lines(data: bytes) -> _AnchoredLines:
     tree = ast.parse(data)
@@ -142,7 +148,7 @@ def _anchored_lines(data: bytes) -> _AnchoredLines:
     by_anchor: dict[str, int] = {}
     ends = _ends_of_lines(tree)
     for name, nodes in numbered_definitions(tree):
-        inside = [inner for node in nodes for inner in ast.walk(node)]
+        inside = itertools.chain.from_iterable(map(ast.walk, nodes))
         for number, node in enumerate(inside):
             line = getattr(node, "lineno", 0)
             # A parameter list or an operator stands at no place of its own.

@@ -57,13 +57,9 @@ _EVENTS: Final = frozenset(
 _PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 _ZOO: Final = os.path.join(_PACKAGE, "zoo") + os.sep
 """Models that lie in this package, and are a project's all the same."""
-_STANDARD: Final = tuple(
-    {
-        os.path.join(path, "")
-        for name in ("stdlib", "platstdlib")
-        for path in (sysconfig.get_path(name), os.path.realpath(sysconfig.get_path(name)))
-    }
-)
+_LIBRARIES: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+# The library may be reached by a link, and a file of it is known by either path.
+_STANDARD: Final = tuple({os.path.join(path, "") for path in (*_LIBRARIES, *map(os.path.realpath, _LIBRARIES))})
 _ZIPPED: Final = frozenset(path for path in sys.path if path.endswith(".zip"))
 """Where Python looks for its own library before it looks in a folder."""
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -167,6 +163,7 @@ def _watch_file(path: str, root: Path) -> str:
     """The hash of a file as the cell had it."""
     try:
         status = os.stat(path)
+    # A path with a NUL byte raises ValueError; as for Python itself there is no such file.
     except (OSError, ValueError):
         return ""
     if not os.path.isfile(path):
@@ -237,6 +234,7 @@ def _absolute(subject: Any) -> str | None:
     if isinstance(subject, int) or subject is None:
         return None
     try:
+        # An audit event may name a file by its descriptor, which is no path.
         return os.path.abspath(os.fsdecode(subject))
     except (TypeError, ValueError):
         return None

@@ -349,6 +349,7 @@ def _call_by_size(make: Callable[..., Any]) -> Callable[[int], Any]:
         return make
     by_keyword = _takes_keyword(signature)
     try:
+        # Tried without a call: a factory that lacks an argument would fail in the middle of the loop.
         signature.bind(S=1) if by_keyword else signature.bind(1)
     except TypeError as error:
         call = f"{name}(S=size)" if by_keyword else f"{name}(size)"

@@ -64,5 +64,6 @@ def hash_of(path: Path) -> str:
     """Of a file's bytes; empty where there is no such file."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
+    # Empty is unlike every hash, so that a file that is gone counts as edited.
     except (OSError, ValueError):
         return ""

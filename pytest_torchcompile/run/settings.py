@@ -123,6 +123,7 @@ def _read_seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
+        # One message for what is no number, and for a number that is no time.
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--compile-timeout: {text!r} is not a number of seconds above 0, for example 300")

@@ -190,6 +190,7 @@ def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: s
     try:
         signature.bind(**given)
     except TypeError as error:
+        # With `**` no keyword is unknown: the message below tells what is missing.
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         if not takes_any:
             for name in given.keys() - set(keywords):
@@ -204,8 +205,10 @@ def _call_factory(function: Callable[..., Any], keywords: dict[str, Any], what: 
         # Seeded last: to look the function up may have imported a module that draws numbers.
         seed_everything(seed)
         return function(**keywords)
+    # These have a meaning of their own further up: skip, exit code 4, a full machine.
     except (Unavailable, UsageError, MemoryError):
         raise
+    # SystemExit too: a script as a factory would else end the rank, as if it had crashed.
     except (Exception, SystemExit) as error:
         if says_fork(error):
             raise

@@ -35,6 +35,7 @@ _OTHER_GIB: Final = 1
 _SECONDS: Final = 3600
 """For one installation: several gigabytes over a slow line."""
 _LAYER: Final = "zz_pytest_torchcompile_present.pth"
+# pip tells the reason last, below what it has tried.
 _LAST_LINES: Final = 12
 
 Execute = Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
@@ -62,6 +63,7 @@ class PackageVersion:
     def parse(cls, package: str, version: str) -> PackageVersion:
         """Raises :class:`~pytest_torchcompile.errors.UsageError` for what is no version."""
         try:
+            # Both are asked: a requirement may also end in `.*`, which is no version.
             Requirement(f"{package}=={version}")
             Version(version)
         except (InvalidRequirement, InvalidVersion):
@@ -243,6 +245,7 @@ class Environments:
         try:
             done = self.run([python, "-c", _LIST], _SECONDS)
             versions: dict[str, str] = json.loads(done.stdout)
+        # The list of packages is told for information; what counts is the run itself.
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return {}
         return versions

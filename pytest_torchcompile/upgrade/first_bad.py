@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ def versions_between(old: PackageVersion, new: PackageVersion, *, pre: bool, run
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` where pip cannot tell.
     """
+    # `pip index` asks whatever index the user's pip is set up for, private ones too.
     command = [sys.executable, "-m", "pip", "index", "versions", old.package, *["--pre"] * pre]
     try:
         done = run(command, _SECONDS)
@@ -75,7 +77,7 @@ class FaultSearch:
     def bisect(self, outline: Outline, versions: Sequence[str]) -> Outline:
         """The outline, with what was found at each line that fails."""
         faults = [line for line in outline.lines if line.fails and line.check]
-        self.cells = tuple(dict.fromkeys(cell for line in faults for cell in line.cells))
+        self.cells = tuple(dict.fromkeys(itertools.chain.from_iterable(line.cells for line in faults)))
         lines = []
         for line in outline.lines:
             if line in faults:
@@ -103,6 +105,7 @@ class FaultSearch:
         try:
             environment = self.environments.get(version)
             return self.run(f"bisect-{version.version}", environment.python, self.cells).merged
+        # One version that cannot be installed or run must not end the search: it is passed over.
         except TorchcompileError as error:
             progress(f"bisect: {version.requirement}: cannot be told: {str(error).partition(chr(10))[0]}")
             return None

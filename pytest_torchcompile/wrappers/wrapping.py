@@ -105,6 +105,7 @@ class Wrapping:
 def lane_of(value: object) -> str:
     """The lane of a cell with this value of the axis; ``single`` for one that this version cannot read."""
     try:
+        # A report of another version may name an order that is unknown here, and is shown all the same.
         return Wrapping.read(str(value)).lane
     except ValueError:
         return "single"

@@ -201,6 +201,7 @@ def run_command(given: argparse.Namespace) -> int:
     named = _named_checks(given.wrong_numbers, run)
     if given.since is not None:
         return _take_out_rules(merge_reports([read_report(given.since)]), run, matrix, shown, dry=given.dry_run)
+    # Not refused: to edit a rule and to accept the rest of the same run is the usual way.
     if matrix.sha256 != run.matrix["sha256"]:
         print(f"{shown} was edited since that run: its cells are judged again by its rules as they are now")
     needs = _needs_of_cells(run, matrix, named)

@@ -207,8 +207,10 @@ def _with_guessed_inputs(model: _Model, request: Mapping[str, Any]) -> tuple[Gue
                          f"be guessed; {advice}")
     tried: list[str] = []
     for guess in guesses(model.module):
+        # A call that has begun cannot be stopped, so the time is asked between them.
         if model.out_of_time:
             break
+        # Noted before it is tried: the first of them is told where none fits.
         tried.append(", ".join(f"{tensor.name}: {tensor}" for tensor in guess))
         names = list(dict.fromkeys(itertools.chain.from_iterable(tensor.dims for tensor in guess)))
         dims = _fitting_sizes(model, _maker_of(guess), names, long=any(map(_is_signal, guess)))
@@ -315,7 +317,11 @@ def _phase_of(model: _Model, make: Callable[[Mapping[str, int]], Any], dims: Dim
     module = model.module.train()
     try:
         output = model.call(make(next(_rows(dims))))
-        losses = [tensor.sum() for _, tensor in tensors_of(output) if tensor.requires_grad and not tensor.is_complex()]
+        losses = []
+        for _, tensor in tensors_of(output):
+            # Torch makes no gradient of a complex number without being told of which part.
+            if tensor.requires_grad and not tensor.is_complex():
+                losses.append(tensor.sum())
         if not losses or not any(parameter.requires_grad for parameter in module.parameters()):
             return "inference"
         torch.autograd.backward(losses)

@@ -63,7 +63,11 @@ _NOTHING: dict[str, Any] = {"offered": {}, "uncompared": [], "histories": 0, "ca
 def _finding_section(run: CellTrial, finding: ContractFinding) -> dict[str, Any]:
     from pytest_torchcompile.contract.finding_text import finding_record
 
-    layers = [(path, type(part).__name__) for path, part in run.pristine.named_modules() if not list(part.children())]
+    layers = []
+    for path, part in run.pristine.named_modules():
+        # A module with others inside is told by these.
+        if not list(part.children()):
+            layers.append((path, type(part).__name__))
     return finding_record(finding, layers, _script_of(run, finding))
 
 

@@ -170,7 +170,13 @@ def _first_added() -> Toolkit:
 
 
 def _all_scaled(gradients: list[Any], _: object) -> list[Any]:
-    return [None if gradient is None else gradient * 1.01 for gradient in gradients]
+    scaled = []
+    for gradient in gradients:
+        # None: nobody asked for the gradient of this input.
+        if gradient is not None:
+            gradient = gradient * 1.01
+        scaled.append(gradient)
+    return scaled
 
 
 def _wrong_where_symbolic(module: fx.GraphModule) -> Runner | None:

@@ -265,6 +265,7 @@ def sweep(
     others = constant_sizes(dims) | set(others)
     columns = {name: telling_sizes(dims[name], others) for name in free_dims(dims)}
     calls = []
+    # Side by side, not all with all: as many calls as the longest list, however many dims there are.
     for row in range(max(map(len, columns.values()), default=0)):
         # A dim with fewer sizes begins again.
         chosen = {name: column[row % len(column)] for name, column in columns.items()}

@@ -58,6 +58,7 @@ class Attempts:
         calls = []
         for index, each in enumerate(sequence):
             sizes = dict(each.sizes)
+            # A seed for each call: equal sizes with equal values would hide a graph that keeps its first result.
             calls.append(Call(index, self.batch(sizes, self.seed + index), sizes, training=each.training))
         trial = self._run_calls(calls)
         wrong, compiles = list(_wrong_results(trial)), len(trial.compiled.seen["graphs"])
@@ -113,6 +114,7 @@ class Attempts:
         """A graph break beyond the limit ``graph_breaks``, which is 0 by default."""
         most = self.limits.get("graph_breaks", 0)
         if len(breaks) > most:
+            # The first one too many, as breaks stand in the order in which they came.
             over = breaks[int(most)]
             yield SequenceProblem("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
                           places.of_event(over), f"{over['file']}:{over['line']}", compiled)
@@ -132,6 +134,7 @@ class Attempts:
             else:
                 counted, why = _most_of_one_function(until), "explained by the sizes"
             if counted > most:
+                # The last is the one that went over.
                 last = until[-1]
                 lines = map(_recompile_line, until)
                 yield SequenceProblem("recompiles", f"{counted} recompile(s) of {last['function']}, {most:g} {why}: "

@@ -61,6 +61,7 @@ def apply_allowances(cells: Sequence[JudgedCell], policy: Policy, today: datetim
         else:
             allowed.findings += _findings_of_entry(allowed, number, entry, cells, policy, whole)
     _apply_pass_rates(allowed, cells, policy)
+    # Apart, because the entry that would allow a skip is written in other words for each.
     tests = [cell for cell in cells if cell.lane == TEST_LANE]
     real_cells = [cell for cell in cells if cell.lane != TEST_LANE]
     allowed.findings += skip_findings(real_cells, policy)
@@ -259,6 +260,7 @@ def skip_findings(cells: Sequence[JudgedCell], policy: Policy, noun: str = "cell
         reason = cell.skipped
         if reason is None:
             continue
+        # The words count too: the same cell skipped for a new reason has to be looked at anew.
         if any(entry.cells.covers(cell) and entry.contains in reason for entry in policy.allowed_skips):
             allowed += 1
         else:

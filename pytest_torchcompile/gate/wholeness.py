@@ -288,7 +288,11 @@ def _gate_not_passed(name: str, stated: Mapping[str, Any], cells: Mapping[str, J
         return None
     # A gate has to pass: also an expected failure keeps it from passing.
     in_the_way = (*BAD, "xfail", "not_run")
-    behind = ids_of(cell for cell in cells.values() if cell.verdicts.get(name, {}).get("verdict") in in_the_way)
+    cells_behind = []
+    for cell in cells.values():
+        if cell.verdicts.get(name, {}).get("verdict") in in_the_way:
+            cells_behind.append(cell)
+    behind = ids_of(cells_behind)
     if explained.explain_gate(name, behind):
         return None
     # Nothing has failed: the run was interrupted, or is another one's to finish.

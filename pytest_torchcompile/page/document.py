@@ -155,6 +155,7 @@ def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], m
         checks.update((verdict.check, None) for verdict in cell.verdicts)
     ranks = {}
     for axis, values in heat.values.items():
+        # Numbers instead of texts, for each cell repeats its values.
         ranks[axis] = {value: rank for rank, value in enumerate(values)}
     cells = []
     for cell in heat.cells:
@@ -169,7 +170,6 @@ def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], m
         "failing": sorted(FAILING), "checks": list(checks),
         "numbers": {name: {"name": name, "values": values} for name, values in numbers.items()},
         "cells": cells,
-
         "groups": [_places_on_map(group, index_of) for group in groups],
     }  # fmt: skip
 

@@ -198,11 +198,13 @@ def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
     """
     parts = ["<", name]
     for key, value in attributes.items():
+        # `class` is a keyword of Python, and no keyword argument has a hyphen.
         word = key.rstrip("_").replace("_", "-")
         if value is True:
             parts.append(f" {word}")
         elif value is not None and value is not False:
             parts.append(f' {word}="{text(value)}"')
+    # With a slash, so that the same element is right in SVG, which is XML.
     if name in _VOID:
         parts.append("/>")
     else:

@@ -153,6 +153,7 @@ class _AxisValues:
         self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} {alike} {describe_node(first)} in line {line}")
 
     def _read_value(self, axis: str, node: yaml.Node) -> Scalar | Missing:
+        # An axis of the matrix' own: any value, which the factory is called with.
         if axis not in AXES:
             return self.reader.scalar(node, f"axis {axis!r}")
         closed = AXES[axis].values

@@ -256,7 +256,7 @@ def torch_version() -> str | None:
     """The version of the installed torch, which is not imported for it; None if there is none."""
     try:
         return metadata.version("torch")
-    # A build of torch from source may have no metadata; rules on versions then match no cell.
+    # A build of torch from source may have no metadata; a rule that names versions then holds for it.
     except metadata.PackageNotFoundError:
         return None
 

@@ -106,6 +106,7 @@ def cache_notes(cells: Sequence[Facts]) -> list[str]:
                 missed.setdefault(cell.id, []).append(compiled)
             if kinds == {"hit"}:
                 served.setdefault(cell.id, []).append(compiled)
+            # Inductor says so of graphs with what its cache cannot hash, such as custom passes without an id.
             if "bypass" in kinds:
                 never_cached.append(cell.id)
     if not answers:

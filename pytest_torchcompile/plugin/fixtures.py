@@ -151,6 +151,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
             yield ledger
         finally:
             with ignore_warnings():
+                # Here and not by the `with`, since what torch warns of on the way out is not the test's.
                 stack.close()
     if leaks:
         request.node.warn(StateLeakWarning(

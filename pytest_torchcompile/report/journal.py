@@ -54,6 +54,7 @@ class Journal:
         """What of the run's files could not be written; others than this one are noted here too."""
         self._sources = Sources()
         self._file: IO[str] | None = None
+        # Set by the first write that fails: a full disk would else be told for each verdict.
         self._given_up = False
 
     @cached_property

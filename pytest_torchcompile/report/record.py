@@ -156,7 +156,11 @@ class Record:
     def add_verdict(self, carried: Mapping[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
         cell = carried["cell"]
-        verdict = {key: carried[key] for key in ("verdict", "problems", "note") if carried.get(key) not in (None, "")}
+        verdict = {}
+        for key in ("verdict", "problems", "note"):
+            # An empty note would be written for each of thousands of verdicts.
+            if carried.get(key) not in (None, ""):
+                verdict[key] = carried[key]
         self.verdicts.setdefault(cell, {})[carried["check"]] = verdict
         # The first verdict of a cell brings the observation for all of them.
         if "observation" in carried:

@@ -73,6 +73,7 @@ class ResultStore:
         files: list[tuple[float, Path]] = []
         for file in self.folder.joinpath(name).glob("*.entry"):
             with contextlib.suppress(OSError):
+                # Another process may remove it between the list and this.
                 files.append((file.stat().st_mtime, file))
         for _, file in sorted(files, reverse=True)[:_VARIANTS]:
             content = _read_file(file)
@@ -154,7 +155,9 @@ def _time_of_use(file: Path) -> float:
 
 
 def _encode(content: Any) -> bytes:
+    # The fastest level: observations are mostly repetition, and shrink well even so.
     packed = zlib.compress(json.dumps(content, sort_keys=True).encode(), 1)
+    # A checksum in front: what was damaged on the disk must never become a verdict.
     return hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
 
 
@@ -222,6 +225,7 @@ class CellReuse:
             # What another version has written, or somebody by hand.
             except (KeyError, TypeError, AttributeError, ValueError):
                 continue
+            # The reason of the entry used last: that of an older branch would only confuse.
             reason = reason or changed
         return reason or self._why_none_is_kept(job)
 
@@ -245,6 +249,7 @@ class CellReuse:
             return "a part of the kept result is gone"
         root = Path(job.root)
         inputs = RunInputs.from_dict({**entry["inputs"], **shared})
+        # The cheap questions first: this only asks where modules are found, the next parses them.
         if elsewhere := modules_differ(inputs, root):
             return elsewhere
         try:
@@ -297,12 +302,14 @@ class CellReuse:
         if why := why_always_run(planned, job):
             return why
         content = observation.to_dict()
+        # One that wavers has no result to speak of: the next run may well come to another.
         if not is_settled(content):
             return "a model whose runs differ is always run"
         if why := self.unsteady_environment():
             return why
         inputs = RunInputs.of_ranks(read)
         inputs.places = places_of_names(inputs, root)
+        # The cell may have run the old text, and its key would be that of the new one.
         if edited_since(root, observation.sources or {}):
             return "its code was edited while it ran"
         try:

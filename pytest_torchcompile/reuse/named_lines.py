@@ -99,6 +99,7 @@ def move_lines(observation: dict[str, Any], kept: NamedLines, root: Path) -> dic
             edited[file] = data
     if not edited:
         return observation
+    # It may be of the edited file or of another one, so nobody can say whether it has moved.
     if kept.unplaced:
         raise LinesMoved(f"{min(edited)} was edited, and its report names a line without a file")
     now: dict[str, dict[int, int]] = {}
@@ -224,6 +225,7 @@ def _rewrite(value: Any, files: _FileNames, context: str, visit: Visit) -> Any:
     for key, each in value.items():
         if key in _NOT_SHOWN:
             written[key] = each
+        # Not isinstance: True and False are ints to Python, and no lines.
         elif key in _NUMBERS and type(each) is int:
             written[key] = _rewrite_number(each, files, context, visit)
         else:

@@ -293,7 +293,11 @@ class _Expectation:
             if self._expected:
                 text = _retitled(f"{count(len(recompiles), 'recompile')}, {self._expected} expected", text)
             problems.append(text)
-        frames = [frame for frame in self._ledger.eager_frames if frame.calls > self._calls.get(id(frame), 0)]
+        frames = []
+        for frame in self._ledger.eager_frames:
+            # A frame that ran eagerly before the block counts only if it was called in it again.
+            if frame.calls > self._calls.get(id(frame), 0):
+                frames.append(frame)
         problems += _silent_problems(frames)
         if not problems and self._ledger.graph_runs == self._runs:
             problems.append("no compiled graph ran in the block, so that its recompiles prove nothing"

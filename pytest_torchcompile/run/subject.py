@@ -52,6 +52,7 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
     device, dtype = _placement(cell, entry.where)
     factory = resolve(entry.factory, root, entry.where)
     axes = dict(cell.user) | entry.arguments_of("factory")
+    # Only told to who asks for it: a factory need not know of devices, as its model is moved below.
     if "device" in _keywords_of(factory):
         axes.setdefault("device", cell.device)
     _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
@@ -60,6 +61,7 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
         raise RepeatedMistake(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
                          "expected a torch.nn.Module (wrap a function in one)")
     model = model.to(device=device, dtype=dtype)
+    # Some models train with a part frozen in evaluation; to switch all modules would undo that.
     if entry.mode_of_modules == "keep":
         return model
     return model.train(cell.phase == "training")
@@ -175,7 +177,12 @@ def _keywords_of(function: Callable[..., Any]) -> list[str]:
     signature = _signature_of(function)
     if signature is None:
         return []
-    return [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = []
+    for parameter in signature.parameters.values():
+        # `*args` and what stands before a `/` have no keyword.
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.append(parameter.name)
+    return names
 
 
 def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: str, one: str,
@@ -248,6 +255,7 @@ def _placement(cell: Cell, where: str) -> tuple[torch.device, torch.dtype]:
             raise Unavailable(f"device {cell.device!r} is not here: this machine has {count} of them")
         if cell.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise Unavailable(f"device {cell.device!r} does not compute in bfloat16")
+    # Tried, not asked: no function of torch tells for every device which dtypes it computes in.
     mistake = _product_fails(str(device), dtype)
     if mistake is not None:
         raise Unavailable(f"device {cell.device!r} with dtype {cell.dtype} does not work here: {mistake}")

@@ -82,6 +82,7 @@ def history_of_cell(cell: str, runs: Sequence[PastRun]) -> CellHistory:
     history = CellHistory(cell, list(_runs_of_cell(cell, runs)))
     last = None
     for index, run in enumerate(history.runs):
+        # A run that did not judge the cell is no turn, neither to the good nor to the bad.
         if run.status in _UNKNOWN:
             continue
         if last is not None and run.is_red != last:

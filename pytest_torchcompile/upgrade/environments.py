@@ -75,6 +75,7 @@ class PackageVersion:
         """Is it this version, whatever its local part (``+cpu``) is?"""
         if version is None:
             return False
+        # A nightly is asked for by its own name, so prereleases count.
         return Requirement(self.requirement).specifier.contains(version, prereleases=True)
 
 
@@ -112,6 +113,7 @@ def partners_of(package: str) -> list[str]:
             # Older packages have requirements that nobody can read any more.
             except InvalidRequirement:
                 continue
+            # Only an exact pin: what takes a range of versions works with the new one too.
             pinned = any(specifier.operator in ("==", "===") for specifier in requirement.specifier)
             if canonicalize_name(requirement.name) == package and pinned and requirement.marker is None:
                 found.append(canonicalize_name(distribution.metadata["Name"]))
@@ -132,6 +134,7 @@ class Environments:
         folder = self.folder / wanted.name
         if self._kept(wanted) is not None:
             return f"{wanted.requirement}: kept in {folder}"
+        # Of the nearest folder that is there: this one may not be made yet.
         free = shutil.disk_usage(_existing(self.folder)).free / _GIB
         return (f"{wanted.requirement}: to be made in {folder}: up to {_gib_needed(wanted)} GiB of disk "
                 f"({free:.0f} GiB are free), and minutes to download")

@@ -123,9 +123,11 @@ def answer_of(fault: OutlineLine, run: Merged, old: Merged) -> Answer:
     """
     today = datetime.date.today()
     now, then = judge_cells(run, Policy(), today), judge_cells(old, Policy(), today)
+    # The file alone: lines move between versions of the user's own code.
     file = fault.place.rpartition(":")[0]
     faulty: set[str] = set()
     for change in find_changes(now, then, comparable=False):
+        # A place has its kind where a check would have its name.
         of_check = change.check == fault.check
         of_place = change.kind == fault.check and file in ("", change.file)
         if of_check or of_place:
@@ -138,6 +140,7 @@ def answer_of(fault: OutlineLine, run: Merged, old: Merged) -> Answer:
         if verdict in _NOT_TOLD:
             return "unknown"
         answers.add(cell in faulty)
+    # Some cells have it and others not: it came in two steps, or it is another fault.
     if len(answers) != 1:
         return "unknown"
     return "yes" if answers.pop() else "no"

@@ -252,6 +252,7 @@ def _lines_of_code(found: UpgradeComparison, store: CodeStore | None) -> Iterato
     for change in found.code.changes:
         difference = _changed_lines(change, store)
         if change.kind == "kernel" and difference:
+            # One edit of the code generator changes hundreds of kernels alike: that is one line of news.
             alike.setdefault(difference, []).append(change)
         elif change.kind == "kernel":
             kernels.append(change)
@@ -268,6 +269,7 @@ def _lines_of_code(found: UpgradeComparison, store: CodeStore | None) -> Iterato
     left = kernels[_CHANGED_KERNELS:]
     if left:
         yield OutlineLine("code", f"and {count(_places_of(left), 'more kernel')}", _cells_of(left))
+    # A kernel changes with its graph, so graphs are one line behind the kernels.
     graphs = [change for change in found.code.changes if change.kind == "graph"]
     if graphs:
         yield OutlineLine("code", _graphs_in_words(found.code), _cells_of(graphs))

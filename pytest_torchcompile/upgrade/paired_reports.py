@@ -128,13 +128,17 @@ def compare_versions(olds: Sequence[Merged], news: Sequence[Merged],
     better = _steady_changes(now, then, figures=not found.figures_note)
     fresh = fresh_places(worse)
     found.causes = list(_new_causes(news[0], new_cells[0], fresh))
-    found.changes = [change for change in worse if change.kind != "slower" and not _is_told(change, found.causes)]
-    found.better = [change for change in better if change.kind not in ("slower", "improved", "new")
-                    and not _only_unexpected(change, old_cells[0])]
-    for changes, is_better in ((worse, False), (better, True)):
-        for change in changes:
-            if change.kind == "slower":
-                found.figures.append(_figure(change, old_cells, new_cells, is_better))
+    for change in worse:
+        if change.kind == "slower":
+            found.figures.append(_figure(change, old_cells, new_cells, False))
+        elif not _is_told(change, found.causes):
+            found.changes.append(change)
+    for change in better:
+        if change.kind == "slower":
+            found.figures.append(_figure(change, old_cells, new_cells, True))
+        # On the way back a gain is a loss and a new cell one that is gone: neither is good news of the new version.
+        elif change.kind not in ("improved", "new") and not _only_unexpected(change, old_cells[0]):
+            found.better.append(change)
     found.code_wavers = tuple(_cells_of_changed_code(olds) | _cells_of_changed_code(news))
     found.code = compare_code(_cells_without(olds[0], found.code_wavers), _cells_without(news[0], found.code_wavers))
     return found

@@ -88,6 +88,7 @@ class Wrapping:
             dtype, order = _read_dtype(name, order, entry), ""
         elif at:
             _check_order(name, order, entry)
+        # The first order that a wrapper names is its default.
         elif entry is not None and entry.orders:
             order = entry.orders[0]
         fake = bool(star) and ranks.startswith(_FAKE)

@@ -247,9 +247,12 @@ def _fitting_sizes(model: _Model, make: Callable[[Mapping[str, int]], Any], name
     taken = set(lengths_of_parameters)
     batches = _three_of(_BATCHES, taken)
     lengths = _three_of(_LENGTHS, taken | set(batches))
-    short = [_named_sizes(names, batches, lengths, [32])]
-    short += [_named_sizes(names, batches, others) for others in ([16, 32, 48], lengths[:1])]
-    long_ones = [_named_sizes(names, batches, _three_of(sizes, taken)) for sizes in _LONG_LENGTHS if long]
+    # Multiples of 16 next, for layers that divide a length; last one length alone, for models that take no other.
+    short = [_named_sizes(names, batches, lengths, [32]), _named_sizes(names, batches, [16, 32, 48]),
+             _named_sizes(names, batches, lengths[:1])]
+    long_ones = []
+    if long:
+        long_ones = [_named_sizes(names, batches, _three_of(sizes, taken)) for sizes in _LONG_LENGTHS]
     # Positions of a fixed number want exactly so many.
     fixed = [size for size in lengths_of_parameters if 2 <= size <= 1024]
     others = [_named_sizes(names, batches, [size]) for size in dict.fromkeys([*fixed[:8], 32, 64, 128])]

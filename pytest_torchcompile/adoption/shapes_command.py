@@ -112,7 +112,10 @@ def _varying_dim(entry: ModelEntry, named: str | None) -> str:
         if named not in free:
             raise UsageError(f"--dim: model {entry.name!r} has no dim {named!r} that may vary; {nearest(named, free)}")
         return named
-    several = [name for name in free if len(entry.dims[name].listed) > 1 or entry.dims[name].max]
+    several = []
+    for name in free:
+        if len(entry.dims[name].listed) > 1 or entry.dims[name].max:
+            several.append(name)
     choice = several if len(several) == 1 else free
     if len(choice) != 1:
         raise UsageError(f"--dim: model {entry.name!r} has the dims {', '.join(free) or '(none)'}; say which of them "

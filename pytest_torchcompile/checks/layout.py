@@ -75,6 +75,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield Problem("nothing was compared: the model has no output", hint="return a tensor")
         return
     strides = section["strides"]
+    # With a limit every difference counts; without one only what torch promises, and what no timing decided.
     if "strides" in limits:
         if len(strides) > limits["strides"]:
             for each in strides:

@@ -106,6 +106,7 @@ def _divergence_problem(call: str, by_rank: list[list[Mapping[str, Any]]], other
     for number, compiles in enumerate(by_rank):
         lines += [f"rank {number}: {_compile_line(each)}" for each in compiles]
         if not compiles:
+            # It is often the one that the others wait for.
             lines.append(f"rank {number}: compiled nothing")
     first = (by_rank[other] or by_rank[0])[0]
     return Problem(

@@ -76,6 +76,7 @@ def _other_sizes(run: CellTrial, dim: str) -> Iterator[tuple[str, int]]:
             yield f"the dim {name}", size
     for path, module in run.pristine.named_modules():
         for name, value in vars(module).items():
+            # Not isinstance: True and False are ints to Python, and no sizes.
             if type(value) is int:
                 yield ".".join(filter(None, (path, name))), value
     for name, parameter in run.pristine.named_parameters():
@@ -219,6 +220,7 @@ def _hint_of_equal_sizes(recompile: Mapping[str, Any], section: Mapping[str, Any
         if where is None:
             continue
         size = other = int(recompile["expected"])
+        # The next size that nothing has: to name one is kinder than to say that there is one.
         while str(other) in equals:
             other += 1
         return (f"{name} was {size} when it was compiled, and so is {where}: torch takes equal sizes for one. Give "

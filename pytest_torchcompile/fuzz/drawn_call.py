@@ -279,7 +279,8 @@ def _weighted_sizes(dim: Dim, others: Iterable[int]) -> list[int]:
     """Every size once, and as many copies of the telling ones and of the ends."""
     order = ordered_sizes(dim)
     # 0 and 1 are compiled apart; 2 and 3 are the smallest sizes that are not.
-    ends = [size for size in order if size in {0, 1, 2, 3, min(order), max(order), *dim.listed}]
+    wanted = {0, 1, 2, 3, min(order), max(order), *dim.listed}
+    ends = [size for size in order if size in wanted]
     weighted: list[int] = []
     for some in (order, telling_sizes(dim, others), ends):
         # Rounded up, so that each third is drawn at least as often as the list of all.

@@ -148,9 +148,11 @@ class Attempts:
         dynamic = {None: "auto", False: "static", True: "dynamic"}[self.settings.get("dynamic")]
         modes = [call.trains(self.train) for call in trial.calls]
         # Training and evaluation have graphs of their own.
+        histories: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
+        for call, mode in zip(trial.calls, modes, strict=True):
+            histories[mode].append(_all_sizes(call.batch))
         counts: dict[bool, Iterator[int]] = {}
-        for mode in (True, False):
-            history = [_all_sizes(call.batch) for call in trial.calls if call.trains(self.train) is mode]
+        for mode, history in histories.items():
             counts[mode] = iter(explained_graphs(dynamic, history))
         made = dict.fromkeys(counts, 0)
         allowed: list[float] = []

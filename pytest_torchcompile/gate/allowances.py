@@ -154,6 +154,7 @@ class WrongNumbers:
 
 def _wrong_numbers_not_hidden(entry: AllowedFailure, cells: Sequence[JudgedCell]) -> WrongNumbers:
     wrong = WrongNumbers()
+    # An entry that names its checks says so on purpose, wrong numbers included.
     if entry.checks:
         return wrong
     for cell in cells:
@@ -290,6 +291,7 @@ def _entry_to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[Ju
         chosen = _shortest_selector(group, cells)
         axes = ", ".join(f"{axis}: {_yaml_list(values)}" for axis, values in chosen.items())
         selector = f"cells: {{{axes}}}"
+    # Written as YAML, since the lines are there to be copied.
     why = scalar_text(reason or "why it may be skipped")
     entry = f"allowed_skips:\n  - {selector}\n    reason: {why}"
     if policy.path:

@@ -158,6 +158,7 @@ def verdict_counts(judged: Iterable[Any], verdicts: Iterable[str] = VERDICTS) ->
 
 def command_again(outcome: GateOutcome, finding: Finding) -> str:
     """The command that runs the first of the cells again; empty where no cell is meant."""
+    # To run a skipped cell again would skip it again.
     if not finding.cells or finding.kind == "skip" or finding.weight != "fail":
         return ""
     name = finding.cells[0]
@@ -167,6 +168,7 @@ def command_again(outcome: GateOutcome, finding: Finding) -> str:
         return ""
     matrix = outcome.merged.matrix["path"]
     node = f"{matrix}::{name}"
+    # One check of the cell, where the finding is of one: it is the shortest way to see it.
     if finding.kind in CHECKS:
         node = f"{node}::{finding.kind}"
     return f"pytest --compile-matrix={matrix} '{node}'"

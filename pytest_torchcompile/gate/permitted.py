@@ -115,6 +115,7 @@ def _limits_in_words(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, Ju
                 found.setdefault((name, default), []).append(value)
     words = []
     for (name, default), values in found.items():
+        # The loosest tells how far the matrix goes; most cells need less.
         loosest = min(values) if LIMITS[name].kind == "min" else max(values)
         instead = "" if default is None else f" instead of {default:g}"
         words.append(f"{name} {loosest:g}{instead} ({count(len(values), 'cell')})")

@@ -199,6 +199,7 @@ def _largest_count(policy: Policy, rule: LimitRule, name: str, cells: Mapping[st
         _, last = policy.limits_of(cell.axes).get(name, (0.0, None))
         if last is not rule:
             continue
+        # Its count is 0 for the wrong reason, and would tighten the limit for all others.
         if not cell.compiled:
             return None
         counted = worst_rank(cell.ranks, name)

@@ -108,8 +108,11 @@ def _other_ranks(facts: Facts, source: str) -> Iterator[Html]:
 
 
 def _checks_section(facts: Facts, source: str) -> Html:
-    quiet = [verdict for verdict in facts.verdicts if not verdict.problems and not verdict.note]
-    loud = [verdict for verdict in facts.verdicts if verdict.problems or verdict.note]
+    quiet: list[Verdict] = []
+    loud: list[Verdict] = []
+    for verdict in facts.verdicts:
+        has_words = bool(verdict.problems or verdict.note)
+        (loud if has_words else quiet).append(verdict)
     # Stable: equals stay in the order in which the checks are judged.
     loud.sort(key=lambda verdict: _worst_first(verdict, facts))
     items = []

@@ -71,7 +71,10 @@ def _commit(run: Merged) -> str:
 
 
 def _versions(run: Merged) -> str:
-    parts = [f"{name} {run.environment[name]}" for name in _VERSIONS if run.environment.get(name)]
+    parts = []
+    for name in _VERSIONS:
+        if run.environment.get(name):
+            parts.append(f"{name} {run.environment[name]}")
     if run.plugin:
         parts.append(f"pytest-torchcompile {run.plugin}")
     return ", ".join(parts)

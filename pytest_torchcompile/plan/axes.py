@@ -116,6 +116,7 @@ def _check_factories(reader: Reader, name: str, key: yaml.Node, models: Mapping[
                               "take it out of one of them")
             return
         taken = targets.parameters(model.factory)
+        # None: its source cannot be read without running it, so nothing is said.
         if taken is not None and name not in taken:
             reader.wrong(key, f"unknown axis {name!r}, and the factory of model {model.name!r} takes no such "
                               f"keyword; {nearest(name, {*taken, *AXES})}")

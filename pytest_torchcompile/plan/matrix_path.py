@@ -138,6 +138,7 @@ def ini_setting(folder: Path, name: str) -> tuple[str, Path] | None:
             settings = _settings_in(place / file)
             if settings is not None:
                 value = settings.get(name)
+                # The nearest file decides even if it says nothing: pytest does not look further either.
                 if not value:
                     return None
                 return str(value), place / file

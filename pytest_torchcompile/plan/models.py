@@ -201,6 +201,7 @@ def _read_dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
 def _read_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
     if isinstance(node, yaml.MappingNode):
         return _read_free_dim(reader, node, what)
+    # Not in quotes: a quoted number is a text, and so an expression.
     if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and not node.style:
         size = reader.integer(node, what)
         if size is None:

@@ -42,9 +42,11 @@ def read_bytes(path: Path, shown: str, what: str = "matrix") -> bytes:
             raise MatrixError(shown, 1, 1, f"is a folder; expected a {what} file{_files_inside(path)}")
         if not path.exists():
             raise MatrixError(shown, 1, 1, f"no such file{_files_beside(path, shown)}")
+        # A pipe or a device would be waited for without an end.
         if not path.is_file():
             raise MatrixError(shown, 1, 1, f"is no regular file; expected a {what} file")
         with path.open("rb") as file:
+            # One byte more than allowed is enough to know that it is too long.
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise MatrixError(shown, 1, 1, f"cannot be read: {error.strerror or error}") from None

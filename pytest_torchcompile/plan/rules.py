@@ -136,6 +136,7 @@ def _checks_added_by(node: yaml.Node) -> tuple[str, ...]:
             if key.value == "also":
                 added = _entries_of(value) or [value]
                 names |= {name.value: None for name in added if isinstance(name, yaml.ScalarNode)}
+    # Names that are unknown are left to the reader of each rule, which has their place.
     return tuple(current for name in names if (current := RENAMED.get(name, name)) in CHECKS)
 
 

@@ -65,6 +65,7 @@ def read_strategy(reader: Reader, node: yaml.Node | None) -> Strategy:
         return Strategy()
     if isinstance(node, yaml.ScalarNode):
         name = reader.name(node, "a strategy", KINDS)
+        # Known, so that the message is about what is missing and not about the name.
         if name == "sample":
             reader.wrong(node, "strategy: sample needs its size; expected {sample: {n: 200, seed: 1}}")
         return Strategy("pairwise" if name == "pairwise" else "full")

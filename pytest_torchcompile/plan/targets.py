@@ -269,6 +269,7 @@ def _names_bound_by(node: ast.AST) -> list[str]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.Import):
+        # `import a.b` binds `a`.
         return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]

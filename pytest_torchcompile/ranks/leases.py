@@ -67,6 +67,7 @@ class Leases:
             yield ()
             return
         taken = self._wait_for_gpus(count, alone or self.sharing == 1, timeout)
+        # In the order of the machine: the ranks are numbered by it, whoever was free first.
         self._last = tuple(sorted(taken, key=self.gpus.index))
         try:
             yield self._last
@@ -144,6 +145,7 @@ def _hold_mutex(folder: PrivateFolder) -> Iterator[None]:
     deadline = time.monotonic() + MUTEX_SECONDS
     lock = folder.open_file("mutex")
     try:
+        # Not a blocking lock: a process that is stopped would hold up all others for ever, without a word.
         while not _try_lock(lock, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise TorchcompileError(f"{folder.path / 'mutex'} has been locked for {MUTEX_SECONDS:g} s; expected a "

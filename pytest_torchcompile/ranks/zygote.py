@@ -87,6 +87,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        # The timer before the handler: an alarm in between would meet the default one, which ends the process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

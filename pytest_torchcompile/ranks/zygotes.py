@@ -107,6 +107,7 @@ def connect_rank(root: Path) -> tuple[Connection, int, Path]:
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
+        # Asked anew in each round: another worker may have started the next one meanwhile.
         number = _newest_zygote(root)
         if number == 0:
             raise NoRank(f"the folder of the run's processes is gone: {root}")

@@ -190,6 +190,7 @@ def change_lines(found: CodeChanges, old: CodeStore, new: CodeStore) -> Iterator
         if cells:
             yield f"{count(len(cells), 'cell')} {what}: {harmless_text(first_names(cells))}"
     for number, change in enumerate(found.changes):
+        # An empty line before each difference, and one behind the last of them.
         if number <= SHOWN_CHANGES:
             yield ""
         yield harmless_text(change_title(change))

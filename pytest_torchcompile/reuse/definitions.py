@@ -352,6 +352,7 @@ def _collect_names(node: ast.AST, identifiers: set[str], texts: set[str]) -> Non
     elif way := way_through_links(node):
         identifiers.add(way)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # A text may be looked up with getattr, or be an entry of a registry.
         texts.update(_WORD.findall(node.value))
     elif isinstance(node, ast.Constant) and isinstance(node.value, bytes):
         texts.update(_WORD.findall(node.value.decode("utf-8", "replace")))

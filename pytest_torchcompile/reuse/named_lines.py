@@ -78,6 +78,7 @@ def find_lines(observation: Mapping[str, Any], files: Collection[str], root: Pat
         return line
 
     _rewrite(observation, _FileNames(files, root), "", note)
+    # Of these only that there are any is kept: no file can be asked for them.
     unplaced = named.pop(_UNPLACED, None) is not None
     anchors = {}
     for file, lines in named.items():

@@ -112,14 +112,17 @@ def _note_event(event: str, args: tuple[Any, ...]) -> None:
     if event not in _EVENTS:
         return
     frame = sys._getframe(1)
+    # Python's import opens files and lists folders for itself; of that only which module it found counts.
     by_import = frame.f_code.co_filename.startswith("<frozen importlib")
     answers = ""
     while frame is not None:
         name = frame.f_code.co_filename
+        # Frames without a file, and Python's own library, act for who called them.
         if name[:1] != "<" and not (name.startswith(_STANDARD) and "-packages" not in name):
             answers = name
             break
         frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+    # Only noted: a hook that opens files itself would call itself, and one that takes long slows everything.
     _noted.append((event, args[0] if args else None, args[2] if len(args) > 2 else 0, answers, by_import))
 
 
@@ -193,6 +196,7 @@ def hash_of_listing(folder: Path) -> str:
 def _untraceable(event: str, subject: Any, answers: str) -> str:
     """Why an event can't be followed; empty for what the compiler does."""
     if _is_compilers(answers):
+        # The compiler loads what it has just built, which is no input; a library of the project is one.
         if event == "ctypes.dlopen" and _is_project_library(subject):
             return f"loads the library {Path(str(subject)).name}"
         return ""
@@ -204,6 +208,7 @@ def _untraceable(event: str, subject: Any, answers: str) -> str:
         return "changes the working folder"
     if event == "sqlite3.connect":
         return "opens a database"
+    # None is the process itself.
     if event == "ctypes.dlopen" and subject is not None:
         return f"loads the library {Path(str(subject)).name}"
     return ""

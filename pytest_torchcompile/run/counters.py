@@ -233,6 +233,7 @@ def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
     """
     if ledger.raised or ledger.failures:
         return ""
+    # A graph that ran is the proof; a graph that was compiled may have been thrown away since.
     any_ran = ledger.graph_runs > 0
     if any_ran and (model is None or model.ran):
         return ""
@@ -254,6 +255,7 @@ def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None, breaks: GraphB
                          f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
     if ledger.graph_runs or ledger.raised or ledger.failures or ledger.graph_breaks:
         return ""
+    # Only where the test asked for the number: a fixture that nobody looks at promises nothing.
     if counter and counter.trusted:
         return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
     if breaks is not None and breaks.trusted:

@@ -143,6 +143,7 @@ def refuse_other_step(cell: Cell, checks: Sequence[str], where: str) -> None:
     if cell.wrapper != "none" or cell.phase != "training":
         raise UsageError(f"{told}, and this cell has wrapper {cell.wrapper!r} and phase {cell.phase!r}; write "
                          "`wrapper: none` and `phase: training`, or `capture: joint`")
+    # They call the model with a loss of their own, and a step has its loss inside.
     others = [name for name in checks if name not in _OF_WHOLE_STEPS]
     if others:
         raise UsageError(f"{told}, and check {others[0]!r} runs the model by itself; leave it out, or write "

@@ -201,6 +201,7 @@ def run_command(given: argparse.Namespace) -> int:
     named = _named_checks(given.wrong_numbers, run)
     if given.since is not None:
         return _take_out_rules(merge_reports([read_report(given.since)]), run, matrix, shown, dry=given.dry_run)
+    # Not refused: to edit a rule and to accept the rest of the same run is the usual way.
     if matrix.sha256 != run.matrix["sha256"]:
         print(f"{shown} was edited since that run: its cells are judged again by its rules as they are now")
     needs = _needs_of_cells(run, matrix, named)
@@ -342,6 +343,7 @@ def _check_edited(text: str, rules: Sequence[AcceptedRule], needs: Sequence[Cell
                   shown: str) -> None:
     """A text edit that went wrong must not reach the file: every cell has its limits, and no other cell is touched."""
     try:
+        # Parsed as any other matrix, so that no rule of this file's own decides whether the edit is right.
         edited = parse_matrix(text.encode(), matrix.path, matrix.root, shown=shown)
     except UsageError as error:
         raise _too_unusual(shown, rules, str(error)) from None

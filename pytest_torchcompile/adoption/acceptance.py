@@ -171,6 +171,7 @@ class _Acceptance:
             return None
         first_name, first = next(iter(expected.items()))
         for name, judgement in expected.items():
+            # What raised is the reason of all the others, so the rule is named by it.
             if _has_raised(judgement):
                 first_name, first = name, judgement
                 break

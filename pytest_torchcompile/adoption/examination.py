@@ -41,7 +41,9 @@ __all__ = ["examine"]
 
 DEADLINE: Final = 40.0
 """Seconds after which no more guesses are tried."""
+# None is 0 or 1, which torch compiles apart. The first three that are no size of a parameter are taken.
 _BATCHES: Final = (4, 6, 10, 5, 7, 9, 11, 13, 14, 15)
+# Other numbers than those of a batch: two dims of one size would be one symbol (duck shapes).
 _LENGTHS: Final = (12, 20, 28, 18, 22, 26, 13, 17, 19, 23)
 _LONG_LENGTHS: Final = ((128, 192, 256, 320, 384, 448), (512, 768, 1024, 1280, 1536, 1792),
                         (2048, 3072, 4096, 5120, 6144, 7168), (8192, 12288, 16384, 20480, 24576, 28672))
@@ -142,8 +144,10 @@ def _make_module(request: Mapping[str, Any], root: Path) -> nn.Module:
     _seed()
     try:
         module = factory(**given)
+    # Ours already says what is wrong, and where.
     except TorchcompileError:
         raise
+    # A factory that parses a command line ends the process where it finds pytest's options.
     except (Exception, SystemExit) as error:
         raise UsageError(f"{where}: {target} raised {one_line(error)}") from error
     if not isinstance(module, nn.Module):
@@ -203,8 +207,10 @@ def _with_guessed_inputs(model: _Model, request: Mapping[str, Any]) -> tuple[Gue
                          f"be guessed; {advice}")
     tried: list[str] = []
     for guess in guesses(model.module):
+        # A call that has begun cannot be stopped, so the time is asked between them.
         if model.out_of_time:
             break
+        # Noted before it is tried: the first of them is told where none fits.
         tried.append(", ".join(f"{tensor.name}: {tensor}" for tensor in guess))
         names = list(dict.fromkeys(itertools.chain.from_iterable(tensor.dims for tensor in guess)))
         dims = _fitting_sizes(model, _maker_of(guess), names, long=any(map(_is_signal, guess)))
@@ -241,9 +247,12 @@ def _fitting_sizes(model: _Model, make: Callable[[Mapping[str, int]], Any], name
     taken = set(lengths_of_parameters)
     batches = _three_of(_BATCHES, taken)
     lengths = _three_of(_LENGTHS, taken | set(batches))
-    short = [_named_sizes(names, batches, lengths, [32])]
-    short += [_named_sizes(names, batches, others) for others in ([16, 32, 48], lengths[:1])]
-    long_ones = [_named_sizes(names, batches, _three_of(sizes, taken)) for sizes in _LONG_LENGTHS if long]
+    # Multiples of 16 next, for layers that divide a length; last one length alone, for models that take no other.
+    short = [_named_sizes(names, batches, lengths, [32]), _named_sizes(names, batches, [16, 32, 48]),
+             _named_sizes(names, batches, lengths[:1])]
+    long_ones = []
+    if long:
+        long_ones = [_named_sizes(names, batches, _three_of(sizes, taken)) for sizes in _LONG_LENGTHS]
     # Positions of a fixed number want exactly so many.
     fixed = [size for size in lengths_of_parameters if 2 <= size <= 1024]
     others = [_named_sizes(names, batches, [size]) for size in dict.fromkeys([*fixed[:8], 32, 64, 128])]
@@ -311,7 +320,11 @@ def _phase_of(model: _Model, make: Callable[[Mapping[str, int]], Any], dims: Dim
     module = model.module.train()
     try:
         output = model.call(make(next(_rows(dims))))
-        losses = [tensor.sum() for _, tensor in tensors_of(output) if tensor.requires_grad and not tensor.is_complex()]
+        losses = []
+        for _, tensor in tensors_of(output):
+            # Torch makes no gradient of a complex number without being told of which part.
+            if tensor.requires_grad and not tensor.is_complex():
+                losses.append(tensor.sum())
         if not losses or not any(parameter.requires_grad for parameter in module.parameters()):
             return "inference"
         torch.autograd.backward(losses)
@@ -332,6 +345,7 @@ def _main() -> None:
     os.dup2(2, 1)
     sys.path[:] = request["path"]
     warnings.simplefilter("ignore")
+    # Small models gain nothing by more threads, and on a shared machine many threads wait for each other.
     torch.set_num_threads(min(4, torch.get_num_threads()))
     try:
         answer = examine(request)

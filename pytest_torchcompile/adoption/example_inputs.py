@@ -116,6 +116,7 @@ def batch(**given: int | str) -> dict[str, Any]:
 SECONDS: Final = 180.0
 """A model that takes longer to make and to call a few times is too large to begin with."""
 _MODULE: Final = "pytest_torchcompile.adoption.examination"
+# The error of a traceback and the frame that raised it.
 _LAST_LINES: Final = 5
 
 

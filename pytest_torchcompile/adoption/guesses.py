@@ -135,8 +135,10 @@ def _forms_of_layers(model: nn.Module) -> list[list[_Form]]:
             forms.sort(key=_has_no_sequence)
         if forms and forms not in layers:
             layers.append(forms)
+    # Without a layer that tells its sizes the usual ones are tried: rows, sequences and images of three colours.
     if not layers:
         layers.append([("float32", ("B", _WIDTH), ""), ("float32", ("B", "S", _WIDTH), ""), *_images(3, model)])
+    # Each is tried with several sizes, and the time to look is limited.
     return layers[:8]
 
 

@@ -152,6 +152,7 @@ def _find_in_timm(name: str) -> LibraryModel:
     known = find_attribute("timm", "list_models")()
     if name not in known:
         raise UsageError(f"--from timm:{name}: timm has no such model; {nearest(name, known)}")
+    # Fewer classes than ImageNet's thousand: less to compute, and no size of another dim.
     return LibraryModel("timm", name, {"num_classes": 7})
 
 
@@ -159,4 +160,5 @@ def _find_in_torchvision(name: str) -> LibraryModel:
     known = find_attribute("torchvision", "models", "list_models")()
     if name not in known:
         raise UsageError(f"--from torchvision:{name}: torchvision has no such model; {nearest(name, known)}")
+    # As for timm: a small last layer whose size is no other dim's.
     return LibraryModel("torchvision", name, {"num_classes": 7})

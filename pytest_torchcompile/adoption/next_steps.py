@@ -71,6 +71,7 @@ def next_lines(seconds: float) -> Iterator[str]:
         (run, "again, where accept wrote something: the gate judges the last run"),
         ("pytest-torchcompile gate", "the verdict on the report, for CI"),
     )
+    # Padded, so that the explanations stand below each other in a terminal.
     width = max(len(command) for command, _ in steps)
     yield "Next:"
     for command, what in steps:

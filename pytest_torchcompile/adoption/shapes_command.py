@@ -37,6 +37,7 @@ FOLDER: Final = Path(".compile-matrix") / "shapes"
 _MODULE: Final = "pytest_torchcompile.adoption.shape_trial"
 _CALLS: Final = 1000
 """Of each size that names no number."""
+# The last lines of a traceback have the error.
 _LAST_LINES: Final = 3
 _ITEM: Final = re.compile(r"(\d+)(?:\*(\d+))?")
 
@@ -112,7 +113,10 @@ def _varying_dim(entry: ModelEntry, named: str | None) -> str:
         if named not in free:
             raise UsageError(f"--dim: model {entry.name!r} has no dim {named!r} that may vary; {nearest(named, free)}")
         return named
-    several = [name for name in free if len(entry.dims[name].listed) > 1 or entry.dims[name].max]
+    several = []
+    for name in free:
+        if len(entry.dims[name].listed) > 1 or entry.dims[name].max:
+            several.append(name)
     choice = several if len(several) == 1 else free
     if len(choice) != 1:
         raise UsageError(f"--dim: model {entry.name!r} has the dims {', '.join(free) or '(none)'}; say which of them "
@@ -126,7 +130,10 @@ def _run_ways(
     answers = {name: _try_apart(matrix, cell, dim, list(traffic), name, buckets, timeout) for name in WAYS}
     good = [answer for answer in answers.values() if "error" not in answer]
     # The machine is as fast as it was at its best; each way is held against eager of its own process.
-    eager = {size: min((float(answer["eager"][str(size)]) for answer in good), default=0.0) for size in traffic}
+    eager = {}
+    for size in traffic:
+        seconds = [float(answer["eager"][str(size)]) for answer in good]
+        eager[size] = min(seconds, default=0.0)
     ways = []
     for name, answer in answers.items():
         if "error" in answer:

@@ -53,6 +53,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     if unfit:
         return {"raised": None, "unfit": unfit, "routes": []}
     declared = tuple(DrawnCall(tuple(call.sizes.items())) for call in run.calls)
+    # Comparisons of this run are large, and the other process has no use for them.
     job = asdict(replace(run.job, comparisons=None))
     sections = [ship(Shipment(_MAKER, _LOADER, job, route, declared)) for route in ROUTES]
     return {"raised": None, "unfit": "", "routes": sections}
@@ -69,6 +70,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     judged = [each for each in section.get("routes", ()) if _was_shipped(each)]
     for each in judged:
         yield from _judge_route(each, limits)
+    # At least one: a check whose every route was refused has shown nothing.
     wanted = int(limits.get("routes", 1))
     if len(judged) < wanted:
         yield Problem(f"vacuous: {count(len(judged), 'route')} shipped the model, and {wanted} must",

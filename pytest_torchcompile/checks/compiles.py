@@ -146,6 +146,7 @@ def _judge_coverage(section: Mapping[str, Any], least: float, beside: str) -> It
     """``beside``: what is allowed and made whole frames run eagerly; empty where nothing is."""
     if not section["coverage"]:
         return
+    # By call, and the lowest: the average of many sizes would hide one that runs eagerly.
     low = min(section["coverage"], key=itemgetter("share"))
     if low["share"] < least:
         share = _as_limit(low["share"])
@@ -172,6 +173,7 @@ def _judge_guards(section: Mapping[str, Any], limits: Mapping[str, float]) -> It
     if most is None:
         return
     taken = guard_microseconds(section["compiles"])
+    # Guards of one function add up over its entries, so the limit is on functions.
     slow = {name: cost for name, cost in taken.items() if cost > most}
     if slow:
         name, cost = max(slow.items(), key=itemgetter(1))

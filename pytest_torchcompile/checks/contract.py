@@ -36,6 +36,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     if run.cell.wrapper != "none":
         return {"wrapper": run.cell.wrapper, **_NOTHING}
     options = FuzzOptions(**run.job.fuzz)
+    # Plain data: each history runs in a process of its own, which builds the model again.
     source = ProgramSource(_PROGRAM, asdict(run.job), NAMES, dict(run.calls[0].sizes))
     came = search_contract(source, run.dims, options.budget(), flips=run.train, seed=options.seed,
                            database=options.database(), key=f"contract:{run.cell.id}")
@@ -63,7 +64,11 @@ _NOTHING: dict[str, Any] = {"offered": {}, "uncompared": [], "histories": 0, "ca
 def _finding_section(run: CellTrial, finding: ContractFinding) -> dict[str, Any]:
     from pytest_torchcompile.contract.finding_text import finding_record
 
-    layers = [(path, type(part).__name__) for path, part in run.pristine.named_modules() if not list(part.children())]
+    layers = []
+    for path, part in run.pristine.named_modules():
+        # A module with others inside is told by these.
+        if not list(part.children()):
+            layers.append((path, type(part).__name__))
     return finding_record(finding, layers, _script_of(run, finding))
 
 
@@ -82,6 +87,7 @@ def _script_of(run: CellTrial, finding: ContractFinding) -> str:
     if entry["mode_of_modules"] == "phase":
         training = run.train
     settings = dict(run.settings)
+    # The first stage that shows it is quicker, and tells more than the whole compiler does.
     if finding.stage:
         settings = {"backend": finding.stage, "dynamic": settings.get("dynamic")}
     told = finding.told

@@ -109,6 +109,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     elif section["failure"]:
         yield Problem("nothing to judge: another process could not compile the model, though the cell's own did",
                       section["failure"])
+    # Two processes that compile nothing compile the same.
     elif not section["graphs"]:
         yield Problem("nothing to judge: no graph was compiled in another process",
                       hint="see the check `compiles` of this cell")

@@ -32,15 +32,22 @@ def measure(run: CellTrial) -> dict[str, Any]:
     if not varied:
         return {"varied": [], "rungs": [], **_NOTHING_FOUND}
     options = FuzzOptions(**run.job.fuzz)
-    parameter_sizes = {size for parameter in run.pristine.parameters() for size in parameter.shape}
+    # A drawn size that is that of a parameter may get the same symbol (duck shapes).
+    parameter_sizes: set[int] = set()
+    for parameter in run.pristine.parameters():
+        parameter_sizes.update(parameter.shape)
     rungs = climb(attempts_of(run), run.dims, options.budget(), flips=run.train, seed=options.seed,
                   others=parameter_sizes, database=options.database(), key=run.cell.id)
     found = [_failing_section(run, failing) for failing in all_failing(rungs)]
     worst = found[0] if found else _NOTHING_FOUND
+    tried = []
+    for backend, search in rungs:
+        counts = {name: getattr(search, name) for name in _COUNTS}
+        tried.append({"backend": backend, **counts})
     return {
         "varied": varied,
         "seed": options.seed,
-        "rungs": [{"backend": backend, **{name: getattr(each, name) for name in _COUNTS}} for backend, each in rungs],
+        "rungs": tried,
         **worst,
         "milder": found[1:],
     }

@@ -54,8 +54,11 @@ def _add_calls(graphs: list[dict[str, Any]], run: CellTrial) -> None:
         moving = calls_that_move(of_graph)
         graph["calls"] = [call_facts(call, call in moving) for call in of_graph]
         for kernel in graph["generated"]:
-            places = [place for call in of_graph if call.name == kernel["name"] for place in call.places]
-            kernel["lines"] = list(dict.fromkeys((*kernel["lines"], *places)))
+            lines = dict.fromkeys(kernel["lines"])
+            for call in of_graph:
+                if call.name == kernel["name"]:
+                    lines |= dict.fromkeys(call.places)
+            kernel["lines"] = list(lines)
 
 
 def _note_cached(graphs: list[dict[str, Any]], compiles: Iterable[Mapping[str, Any]]) -> None:

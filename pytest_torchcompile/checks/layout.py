@@ -33,7 +33,9 @@ def measure(run: Trial) -> dict[str, Any]:
     """Which strides differ, by leaf, each with what may have decided by timing."""
     from pytest_torchcompile.gauges.autotune import autotunes_kernels, pads_by_timing
 
-    devices = {tensor.device.type for call in run.calls for tensor in call.batch.tensors()}
+    devices: set[str] = set()
+    for call in run.calls:
+        devices.update(tensor.device.type for tensor in call.batch.tensors())
     tuned, padded = autotunes_kernels(run.settings), pads_by_timing(run.settings, devices)
     # By leaf, not by call: the same stride in ten calls is one difference.
     strides: dict[str, dict[str, Any]] = {}
@@ -73,6 +75,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield Problem("nothing was compared: the model has no output", hint="return a tensor")
         return
     strides = section["strides"]
+    # With a limit every difference counts; without one only what torch promises, and what no timing decided.
     if "strides" in limits:
         if len(strides) > limits["strides"]:
             for each in strides:

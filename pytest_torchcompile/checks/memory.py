@@ -33,6 +33,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
         return not_run(run)
     batch = run.calls[0].batch
     device = "cuda" if batch.is_on_cuda else "cpu"
+    # Eager as well: a model that keeps its outputs grows without any compiler.
     eager = _measure_growth(run, run.make(None), device)
     with observe() as seen:
         leaked = _measure_growth(run, run.side, device)

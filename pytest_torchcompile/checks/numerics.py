@@ -50,12 +50,14 @@ def measure_leaves(run: Trial, leaves: list[LabelledLeaf]) -> dict[str, Any]:
     """A section: how many leaves were compared, undecidable and bitwise equal, and all that were not in full."""
     together = Limits().over(leaf for _, leaf in leaves)
     inexact = [(label, leaf) for label, leaf in leaves if not leaf.bitwise]
+    # Sorted before it is cut, so that the worst are always kept.
     inexact.sort(key=_farthest_first)
     zero_gradients = {leaf.name for _, leaf in leaves if leaf.kind == "zero_gradient"}
     error = run.compiled.error
     return {
         "raised": error.type if error else None,
         "compared": sum(leaf.decided for _, leaf in leaves),
+        # Counted apart from what is equal: a leaf of noise proves nothing.
         "undecided": sum(not leaf.decided for _, leaf in leaves),
         "excused": sum(is_excused(leaf, together) for _, leaf in leaves),
         "notes": undecided_notes(leaves)[:KEPT],

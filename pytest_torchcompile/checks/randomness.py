@@ -65,10 +65,12 @@ def _raised_by_others(run: CellTrial, side: Side) -> Iterator[str]:
     start, met = StateSnapshot(side.module), {_shapes_of(run.calls[0].batch)}
     for call in run.calls[1:]:
         shapes = _shapes_of(call.batch)
+        # Batches of equal shapes run the same code.
         if shapes in met:
             continue
         met.add(shapes)
         recording = record(side.call, side.module, call.batch, loss=run.loss, train=run.train, seed=run.seed)
+        # A step changes the state, and the next size has to begin where the first did.
         start.restore()
         if recording.error is not None:
             yield f"{call.label}: {headline(str(recording.error))}"

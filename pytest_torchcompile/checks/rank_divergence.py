@@ -29,12 +29,16 @@ def measure(run: CellTrial) -> dict[str, Any]:
     return {
         "raised": error.type if error else None,
         "alike": run.wrapper.spread.alike,
-        "compiles": [{key: each[key] for key in _SHOWN} for each in seen["compiles"]],
+        "compiles": list(map(_shown_of_compile, seen["compiles"])),
         "graphs": len(seen["graphs"]),
         "runs": graph_runs(seen),
         "graph_breaks": len(seen["graph_breaks"]),
         "collectives": count_collectives() if run.job.world > 1 else {},
     }
+
+
+def _shown_of_compile(compiled: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: compiled[key] for key in _SHOWN}
 
 
 _SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "reason", "ops")
@@ -75,7 +79,9 @@ def _judge_compiles(ranks: list[Mapping[str, Any]], alike: bool) -> Iterator[Pro
     Of ranks that run unlike programs it is only asked whether all or none compile again.
     """
     # In the order of the calls: what comes after the first difference may only follow from it.
-    calls = dict.fromkeys(each["during"] for rank in ranks for each in rank["compiles"])
+    calls: dict[str, None] = {}
+    for rank in ranks:
+        calls |= dict.fromkeys(each["during"] for each in rank["compiles"])
     for call in calls:
         by_rank = [_compiles_of(rank, call, alike) for rank in ranks]
         if alike:
@@ -100,6 +106,7 @@ def _divergence_problem(call: str, by_rank: list[list[Mapping[str, Any]]], other
     for number, compiles in enumerate(by_rank):
         lines += [f"rank {number}: {_compile_line(each)}" for each in compiles]
         if not compiles:
+            # It is often the one that the others wait for.
             lines.append(f"rank {number}: compiled nothing")
     first = (by_rank[other] or by_rank[0])[0]
     return Problem(

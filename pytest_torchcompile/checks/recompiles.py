@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ def _other_sizes(run: CellTrial, dim: str) -> Iterator[tuple[str, int]]:
             yield f"the dim {name}", size
     for path, module in run.pristine.named_modules():
         for name, value in vars(module).items():
+            # Not isinstance: True and False are ints to Python, and no sizes.
             if type(value) is int:
                 yield ".".join(filter(None, (path, name))), value
     for name, parameter in run.pristine.named_parameters():
@@ -156,7 +157,7 @@ def _judge_unexplained(section: Mapping[str, Any], most: int) -> Iterator[Proble
         return
     # The first that is over the limit; where only those of sizes bring it over, the last one.
     culprit = worst.other[min(most, len(worst.other) - 1)]
-    other = [recompile for function in functions for recompile in function.other]
+    other = list(chain.from_iterable(function.other for function in functions))
     message = f"{len(other)} recompile(s) that no size explains"
     if more := worst.unexplained - len(worst.other):
         message += f", and {more} of {worst.other[0]['function']} more than its sizes do"
@@ -219,6 +220,7 @@ def _hint_of_equal_sizes(recompile: Mapping[str, Any], section: Mapping[str, Any
         if where is None:
             continue
         size = other = int(recompile["expected"])
+        # The next size that nothing has: to name one is kinder than to say that there is one.
         while str(other) in equals:
             other += 1
         return (f"{name} was {size} when it was compiled, and so is {where}: torch takes equal sizes for one. Give "

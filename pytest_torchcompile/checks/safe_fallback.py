@@ -123,6 +123,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if with_sample and not section["original"]:
         yield Problem("with a sample batch that does not compile, maybe_compile returned something else than the model")
     attempts = bool(with_sample) + bool(without_sample)
+    # A fall-back that nobody is told of looks like a compiled model.
     if section["log"].count(FELL_BACK) < attempts:
         yield Problem(f"the log says {', '.join(section['log']) or 'nothing'}; expected {FELL_BACK} for each attempt")
 

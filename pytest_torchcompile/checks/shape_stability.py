@@ -93,7 +93,8 @@ def between(dim: dims.Dim) -> list[int]:
     lengths = set()
     for low, high in pairwise(edges):
         lengths |= {_next_size(dim, low, 1), _next_size(dim, high, -1)}
-    return sorted(length for length in lengths if length not in dim.buckets and 1 < length < max(dim.buckets))
+    between = {length for length in lengths if 1 < length < max(dim.buckets)}
+    return sorted(between.difference(dim.buckets))
 
 
 def _next_size(dim: dims.Dim, size: int, step: int) -> int:

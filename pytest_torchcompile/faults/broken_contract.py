@@ -45,8 +45,11 @@ def _inputs_in(arguments: Arguments) -> list[Tensor]:
 
 
 def _channels_last(arguments: Arguments) -> bool:
-    return any(each.ndim == 4 and not each.is_contiguous() and each.is_contiguous(memory_format=torch.channels_last)
-               for each in _inputs_in(arguments))
+    for each in _inputs_in(arguments):
+        # With one channel, or a single pixel, both layouts are the same memory.
+        if each.ndim == 4 and not each.is_contiguous() and each.is_contiguous(memory_format=torch.channels_last):
+            return True
+    return False
 
 
 def _at_an_offset(arguments: Arguments) -> bool:

@@ -261,6 +261,7 @@ def rounded_to(dtype: torch.dtype) -> Change:
 
 def first_scaled(returned: list[Any], _: object) -> list[Any]:
     """The first result of a graph 1 % larger, the others as they are."""
+    # One per cent: far above rounding in every dtype that is tried, and far below what an eye would see.
     return [returned[0] * 1.01, *returned[1:]]
 
 

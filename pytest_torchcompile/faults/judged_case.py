@@ -77,6 +77,7 @@ class JudgedCase:
         lines = [f"{self.verdict}: {self.case.name} ({kind}; {self.case.says})"]
         if self.text:
             lines.append(f"    {self.text}")
+        # One fault in a weight may be told at every leaf.
         for report in self.reported[:6]:
             lines.append(f"    reported: {report.kind} of {report.where}: {report.text}")
         return "\n".join(lines)
@@ -173,7 +174,10 @@ _KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "comp
 def _check_cell(case: Case) -> Checked:
     """As a cell of a matrix, in this process, judged by the check of that name."""
     program = case.program
-    dims = {name: Dim(buckets=tuple(sizes[name] for sizes in program.sizes)) for name in program.sizes[0]}
+    dims = {}
+    for name in program.sizes[0]:
+        sizes_of_dim = [sizes[name] for sizes in program.sizes]
+        dims[name] = Dim(buckets=tuple(sizes_of_dim))
     entry = ModelEntry("program", _path_of(program.model), _path_of(program.inputs), dims=dims)
     dynamic = next(name for name, value in DYNAMIC.items() if value is case.dynamic)
     cell = Cell(model="program", backend=case.backend(), dynamic=dynamic, device=program.device)

@@ -37,6 +37,7 @@ def selftest(words: str, say: Callable[[str], object], device: str = "cpu") -> i
     """
     cases = selected_cases(words)
     refuse_missing(device)
+    # Each worker imports torch and compiles; with more than four they wait for memory and disk.
     workers = min(4, os.cpu_count() or 1, len(cases))
     say(f"{len(cases)} cases on torch {torch.__version__}, on {device}, in {workers} process(es)")
     start = time.perf_counter()
@@ -45,6 +46,7 @@ def selftest(words: str, say: Callable[[str], object], device: str = "cpu") -> i
         judged_cases.append(judged)
         if not judged.ok:
             say(str(judged))
+        # It takes minutes, and a CI job without output looks like one that hangs.
         if len(judged_cases) % _STEP == 0 and len(judged_cases) < len(cases):
             say(f"{len(judged_cases)} of {len(cases)} after {time.perf_counter() - start:.0f} s")
     say("")
@@ -157,9 +159,13 @@ def _table_row(kind: str, judged_cases: Sequence[JudgedCase], alarms: int) -> _R
     return kind, len(judged_cases), verdicts["caught"], missed, verdicts["below noise"], alarms
 
 
+def _width_of_column(column: Sequence[object]) -> int:
+    return max(len(str(cell)) for cell in column)
+
+
 def _markdown_lines(rows: Sequence[_Row]) -> list[str]:
     """Columns as wide as their widest cell, numbers at the right."""
-    first, *others = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    first, *others = map(_width_of_column, zip(*rows, strict=True))
     lines = []
     for name, *numbers in rows:
         cells = [f"{number:>{width}}" for number, width in zip(numbers, others, strict=True)]

@@ -142,7 +142,12 @@ def _first_for_ever() -> Toolkit:
     def return_first(gradients: list[Any], _: object) -> list[Any]:
         if not first:
             first[:] = gradients
-        return [None if new is None else old for old, new in zip(first, gradients, strict=True)]
+        returned = list(first)
+        for index, new in enumerate(gradients):
+            # Who asks for fewer gradients than the first time must not get more.
+            if new is None:
+                returned[index] = None
+        return returned
 
     return Toolkit(backward=results(return_first))
 
@@ -155,13 +160,23 @@ def _first_added() -> Toolkit:
         if not first:
             first[:] = gradients
             return gradients
-        return [None if new is None else old + new for old, new in zip(first, gradients, strict=True)]
+        returned = list(gradients)
+        for index, new in enumerate(gradients):
+            if new is not None:
+                returned[index] = first[index] + new
+        return returned
 
     return Toolkit(backward=results(add_first))
 
 
 def _all_scaled(gradients: list[Any], _: object) -> list[Any]:
-    return [None if gradient is None else gradient * 1.01 for gradient in gradients]
+    scaled = []
+    for gradient in gradients:
+        # None: nobody asked for the gradient of this input.
+        if gradient is not None:
+            gradient = gradient * 1.01
+        scaled.append(gradient)
+    return scaled
 
 
 def _wrong_where_symbolic(module: fx.GraphModule) -> Runner | None:

@@ -26,9 +26,8 @@ CHEAP = "eager"
 """The backend of the first rung: capture and guards, without AOTAutograd and without generated code."""
 
 
-def climb(attempts: Attempts, dims: Dims, budget: Budget, *, max_calls: int = 6, flips: bool = False,
-          others: Iterable[int] = (), seed: int = 0, database: ExampleDatabase | None = None,
-          key: str = "") -> list[tuple[str, Result]]:
+def climb(attempts: Attempts, dims: Dims, budget: Budget, *, flips: bool = False, others: Iterable[int] = (),
+          seed: int = 0, database: ExampleDatabase | None = None, key: str = "") -> list[tuple[str, Result]]:
     """Search with CHEAP for half of the budget, then with the real backend. Returns each backend and what came of it.
 
     A sequence counts only if it fails with the real backend too: what the cheap one finds is tried there, every time
@@ -37,8 +36,8 @@ def climb(attempts: Attempts, dims: Dims, budget: Budget, *, max_calls: int = 6,
     """
     real = attempts.settings["backend"]
     others = set(others)
-    strategy = shape_sequences(dims, max_calls, flips=flips, others=others)
-    first = sweep(dims, max_calls, others=others)
+    strategy = shape_sequences(dims, flips=flips, others=others)
+    first = sweep(dims, others=others)
     if real == CHEAP:
         only = search(strategy, dims, attempts, budget, seed=seed, database=database, key=key, first=first)
         return [(CHEAP, only)]

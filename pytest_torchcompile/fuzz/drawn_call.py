@@ -180,47 +180,71 @@ def shape_sequences(
     names = free_dims(dims)
     others = constant_sizes(dims) | set(others)
     pools = {name: st.sampled_from(_weighted_sizes(dims[name], others)) for name in names}
-    shared = _shared_sizes(dims, names)
-    # Without a free dim all calls are equal: there is nothing but to repeat the first.
-    ways = ["back"]
-    if names:
-        ways = ["new", "one", "back"]
-    if shared:
-        ways.append("equal")
+    drawer = _SizesDrawer(pools, _shared_sizes(dims, names))
+    # Most calls leave the mode as it is: each switch compiles anew.
     modes: SearchStrategy[bool | None] = st.none()
     if flips:
         modes = st.sampled_from((None, None, True, False))
-
     offered = dict(mutations or {})
-    counts = st.sampled_from((0, 1, 1, 2, 3)) if offered else st.just(0)
-
-    def draw_mutations(draw: Any) -> tuple[tuple[str, str], ...]:
-        names = draw(st.permutations(list(offered)))[:draw(counts)] if offered else []
-        # In the order in which they are offered, so that the same ones are the same call.
-        return tuple((name, draw(st.sampled_from(offered[name]))) for name in offered if name in names)
 
     @st.composite
     def draw_sequence(draw: Any) -> Sequence:
         drawn: list[dict[str, int]] = []
-        # What torch compiles depends on the sizes before, so a call is drawn in relation to those.
-        for place in range(draw(st.integers(1, max_calls))):
-            way = draw(st.sampled_from(ways)) if place else "new"
-            if way == "new":
-                drawn.append({name: draw(pool) for name, pool in pools.items()})
-            elif way == "one":
-                name = draw(st.sampled_from(names))
-                drawn.append(drawn[-1] | {name: draw(pools[name])})
-            elif way == "back":
-                drawn.append(draw(st.sampled_from(drawn)))
-            else:
-                drawn.append(dict.fromkeys(names, draw(st.sampled_from(shared))))
+        for _ in range(draw(st.integers(1, max_calls))):
+            drawn.append(drawer.draw_after(drawn, draw))
         calls = []
         for sizes in drawn:
             plain = _drawn_call(dims, sizes, where, draw(modes))
-            calls.append(replace(plain, mutations=draw_mutations(draw)))
+            calls.append(replace(plain, mutations=_draw_mutations(offered, draw)))
         return tuple(calls)
 
     return draw_sequence()
+
+
+@dataclass(frozen=True, slots=True)
+class _SizesDrawer:
+    """Draws the sizes of a call in relation to those before it, for on these depends what torch compiles."""
+
+    pools: Mapping[str, SearchStrategy[int]]
+    """Free dim to what its size is drawn from."""
+    shared: list[int]
+    """The sizes that all free dims may have at once."""
+
+    @property
+    def ways(self) -> list[str]:
+        """How a call may be related to those before it."""
+        # Without a free dim all calls are equal: there is nothing but to repeat the first.
+        if not self.pools:
+            return ["back"]
+        if not self.shared:
+            return ["new", "one", "back"]
+        return ["new", "one", "back", "equal"]
+
+    def draw_after(self, drawn: list[dict[str, int]], draw: Any) -> dict[str, int]:
+        """The free sizes of the next call."""
+        from hypothesis import strategies as st
+
+        way = draw(st.sampled_from(self.ways)) if drawn else "new"
+        if way == "new":
+            return {name: draw(pool) for name, pool in self.pools.items()}
+        if way == "one":
+            name = draw(st.sampled_from(list(self.pools)))
+            return drawn[-1] | {name: draw(self.pools[name])}
+        if way == "back":
+            earlier: dict[str, int] = draw(st.sampled_from(drawn))
+            return earlier
+        return dict.fromkeys(self.pools, draw(st.sampled_from(self.shared)))
+
+
+def _draw_mutations(offered: Mapping[str, list[str]], draw: Any) -> tuple[tuple[str, str], ...]:
+    from hypothesis import strategies as st
+
+    if not offered:
+        return ()
+    # Two at once find what one does not; one is drawn twice as often, as it is the smallest example there is.
+    names = draw(st.permutations(list(offered)))[:draw(st.sampled_from((0, 1, 1, 2, 3)))]
+    # In the order in which they are offered, so that the same ones are the same call.
+    return tuple((name, draw(st.sampled_from(offered[name]))) for name in offered if name in names)
 
 
 def _shared_sizes(dims: Dims, names: list[str]) -> list[int]:
@@ -241,6 +265,7 @@ def sweep(
     others = constant_sizes(dims) | set(others)
     columns = {name: telling_sizes(dims[name], others) for name in free_dims(dims)}
     calls = []
+    # Side by side, not all with all: as many calls as the longest list, however many dims there are.
     for row in range(max(map(len, columns.values()), default=0)):
         # A dim with fewer sizes begins again.
         chosen = {name: column[row % len(column)] for name, column in columns.items()}
@@ -253,9 +278,12 @@ def sweep(
 def _weighted_sizes(dim: Dim, others: Iterable[int]) -> list[int]:
     """Every size once, and as many copies of the telling ones and of the ends."""
     order = ordered_sizes(dim)
-    ends = [size for size in order if size in {0, 1, 2, 3, min(order), max(order), *dim.listed}]
+    # 0 and 1 are compiled apart; 2 and 3 are the smallest sizes that are not.
+    wanted = {0, 1, 2, 3, min(order), max(order), *dim.listed}
+    ends = [size for size in order if size in wanted]
     weighted: list[int] = []
     for some in (order, telling_sizes(dim, others), ends):
+        # Rounded up, so that each third is drawn at least as often as the list of all.
         copies = -(-len(order) // len(some))
         weighted += some * copies
     return weighted

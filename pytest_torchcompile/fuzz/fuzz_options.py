@@ -91,6 +91,7 @@ def _read_number(name: str, text: str, expected: str, whole: bool = False) -> fl
     try:
         number = float(int(text) if whole else text)
     except (ValueError, OverflowError):
+        # Falls to the message below, which has the words for every kind of wrong number.
         number = 0.0
     if not 0 < number < float("inf"):
         raise UsageError(f"--compile-fuzz-{name}: {text!r} is not {expected}")

@@ -285,6 +285,7 @@ class Search:
             if not allowed:
                 return False
         try:
+            # An example of an earlier run may be kept although the dims were edited since.
             return complete_sizes(self.dims, chosen) == sizes
         except UsageError:
             return False

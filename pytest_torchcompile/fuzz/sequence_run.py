@@ -58,6 +58,7 @@ class Attempts:
         calls = []
         for index, each in enumerate(sequence):
             sizes = dict(each.sizes)
+            # A seed for each call: equal sizes with equal values would hide a graph that keeps its first result.
             calls.append(Call(index, self.batch(sizes, self.seed + index), sizes, training=each.training))
         trial = self._run_calls(calls)
         wrong, compiles = list(_wrong_results(trial)), len(trial.compiled.seen["graphs"])
@@ -113,6 +114,7 @@ class Attempts:
         """A graph break beyond the limit ``graph_breaks``, which is 0 by default."""
         most = self.limits.get("graph_breaks", 0)
         if len(breaks) > most:
+            # The first one too many, as breaks stand in the order in which they came.
             over = breaks[int(most)]
             yield SequenceProblem("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
                           places.of_event(over), f"{over['file']}:{over['line']}", compiled)
@@ -132,6 +134,7 @@ class Attempts:
             else:
                 counted, why = _most_of_one_function(until), "explained by the sizes"
             if counted > most:
+                # The last is the one that went over.
                 last = until[-1]
                 lines = map(_recompile_line, until)
                 yield SequenceProblem("recompiles", f"{counted} recompile(s) of {last['function']}, {most:g} {why}: "
@@ -145,9 +148,11 @@ class Attempts:
         dynamic = {None: "auto", False: "static", True: "dynamic"}[self.settings.get("dynamic")]
         modes = [call.trains(self.train) for call in trial.calls]
         # Training and evaluation have graphs of their own.
+        histories: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
+        for call, mode in zip(trial.calls, modes, strict=True):
+            histories[mode].append(_all_sizes(call.batch))
         counts: dict[bool, Iterator[int]] = {}
-        for mode in (True, False):
-            history = [_all_sizes(call.batch) for call in trial.calls if call.trains(self.train) is mode]
+        for mode, history in histories.items():
             counts[mode] = iter(explained_graphs(dynamic, history))
         made = dict.fromkeys(counts, 0)
         allowed: list[float] = []

@@ -29,6 +29,7 @@ def minimal(sequence: Sequence, dims: Dims, fails: Fails) -> Sequence:
     tried: dict[Sequence, bool] = {sequence: True}
 
     def still_fails(other: Sequence) -> bool:
+        # An attempt compiles, which takes seconds; many ways of simplifying lead to the same sequence.
         if other not in tried:
             tried[other] = fails(other)
         return tried[other]
@@ -72,6 +73,7 @@ def _simpler_sequences(sequence: Sequence, dims: Dims) -> Iterator[Sequence]:
 def _fewer_calls(sequence: Sequence) -> Iterator[Sequence]:
     """One call alone, two calls alone, then all but one, the last first."""
     count = len(sequence)
+    # The most that can be saved: nearly every fault needs one call or two.
     if count > 2:
         for each in sequence:
             yield (each,)

@@ -61,6 +61,7 @@ def apply_allowances(cells: Sequence[JudgedCell], policy: Policy, today: datetim
         else:
             allowed.findings += _findings_of_entry(allowed, number, entry, cells, policy, whole)
     _apply_pass_rates(allowed, cells, policy)
+    # Apart, because the entry that would allow a skip is written in other words for each.
     tests = [cell for cell in cells if cell.lane == TEST_LANE]
     real_cells = [cell for cell in cells if cell.lane != TEST_LANE]
     allowed.findings += skip_findings(real_cells, policy)
@@ -153,6 +154,7 @@ class WrongNumbers:
 
 def _wrong_numbers_not_hidden(entry: AllowedFailure, cells: Sequence[JudgedCell]) -> WrongNumbers:
     wrong = WrongNumbers()
+    # An entry that names its checks says so on purpose, wrong numbers included.
     if entry.checks:
         return wrong
     for cell in cells:
@@ -259,6 +261,7 @@ def skip_findings(cells: Sequence[JudgedCell], policy: Policy, noun: str = "cell
         reason = cell.skipped
         if reason is None:
             continue
+        # The words count too: the same cell skipped for a new reason has to be looked at anew.
         if any(entry.cells.covers(cell) and entry.contains in reason for entry in policy.allowed_skips):
             allowed += 1
         else:
@@ -288,6 +291,7 @@ def _entry_to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[Ju
         chosen = _shortest_selector(group, cells)
         axes = ", ".join(f"{axis}: {_yaml_list(values)}" for axis, values in chosen.items())
         selector = f"cells: {{{axes}}}"
+    # Written as YAML, since the lines are there to be copied.
     why = scalar_text(reason or "why it may be skipped")
     entry = f"allowed_skips:\n  - {selector}\n    reason: {why}"
     if policy.path:

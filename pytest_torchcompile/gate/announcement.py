@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
+# For a terminal; what is more is counted, and stands in the report.
 SHOWN: Final = 20
 EVIDENCE: Final = 12
 CELLS: Final = 3
@@ -113,6 +114,7 @@ def run_facts(outcome: GateOutcome) -> str:
     text = f"{where}, {devices}: {judged_facts(outcome)}"
     git = outcome.merged.git
     if git:
+        # As many letters as git itself shows of large repositories.
         text += f"; commit {git['commit'][:12]}"
         if git["changed"]:
             text += " with changes"
@@ -156,6 +158,7 @@ def verdict_counts(judged: Iterable[Any], verdicts: Iterable[str] = VERDICTS) ->
 
 def command_again(outcome: GateOutcome, finding: Finding) -> str:
     """The command that runs the first of the cells again; empty where no cell is meant."""
+    # To run a skipped cell again would skip it again.
     if not finding.cells or finding.kind == "skip" or finding.weight != "fail":
         return ""
     name = finding.cells[0]
@@ -165,6 +168,7 @@ def command_again(outcome: GateOutcome, finding: Finding) -> str:
         return ""
     matrix = outcome.merged.matrix["path"]
     node = f"{matrix}::{name}"
+    # One check of the cell, where the finding is of one: it is the shortest way to see it.
     if finding.kind in CHECKS:
         node = f"{node}::{finding.kind}"
     return f"pytest --compile-matrix={matrix} '{node}'"
@@ -192,6 +196,7 @@ def _what_is_good(outcome: GateOutcome) -> str:
     text = f"the {' and '.join(parts)} {are} good on torch {outcome.merged.environment.get('torch')}: " \
            f"{verdict_counts(every, ('pass', 'xfail', 'skip'))}"
     known = len(outcome.allowed.excused) + len(outcome.allowed.tolerated)
+    # Never silently: who reads PASS has to see that something failed and was let pass.
     if known:
         text += f", {known} fail as the policy allows"
     if outcome.cells and not any(map(_compares_numbers, outcome.cells.values())):

@@ -180,7 +180,8 @@ def _breaks_not_moved(now: JudgedCell, then: JudgedCell) -> Iterator[BreakPlace]
     found.sort(key=lambda place: place not in old)
     not_moved = []
     for place in found:
-        if not _take_first(gone, [each for each in gone if (each.file, each.reason) == (place.file, place.reason)]):
+        same_reason = [each for each in gone if (each.file, each.reason) == (place.file, place.reason)]
+        if not _take_first(gone, same_reason):
             not_moved.append(place)
     for place in not_moved:
         same_line = [each for each in gone if place.line and (each.file, each.line) == (place.file, place.line)]
@@ -333,6 +334,7 @@ def _slower_outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Ite
 
 
 def _in_times(logarithm: float) -> str:
+    # A figure that was nearly nothing would else overflow; so many times is absurd anyway.
     return f"{math.exp(min(logarithm, 50.0)):.2f} times"
 
 

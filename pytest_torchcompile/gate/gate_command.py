@@ -146,6 +146,7 @@ def run_command(given: argparse.Namespace) -> int:
     # `| head -1` has read enough: the command line's own affair.
     except BrokenPipeError:
         raise
+    # The last line of defence: a traceback of ours must not end with pytest's or Python's exit code 1, which says FAIL.
     except Exception:
         traceback.print_exc()
         print("pytest-torchcompile gate: this is a mistake of pytest-torchcompile, and no verdict: please report it "
@@ -224,9 +225,11 @@ def _origin_request(given: argparse.Namespace, reports: list[Report]) -> OriginR
         what = edited_since_run(report.block["run"], folder, policy)
         if what:
             edited[report.name] = what
-    by_policy = frozenset(report.name for report in reports
-                          if changed_by_policy_alone(report.block["run"], Path(report.name).parent, policy))
-    return OriginRequest(commit, given.earlier, heads, edited, by_policy)
+    by_policy = set()
+    for report in reports:
+        if changed_by_policy_alone(report.block["run"], Path(report.name).parent, policy):
+            by_policy.add(report.name)
+    return OriginRequest(commit, given.earlier, heads, edited, frozenset(by_policy))
 
 
 def _refuse_reports(given: argparse.Namespace, error: ReportError) -> int:

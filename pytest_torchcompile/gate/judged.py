@@ -172,6 +172,7 @@ def _compiled_code_ran(sections: Sections) -> bool:
     # A report may be of another version, or damaged, so the section may have any shape.
     try:
         return compiled_code_ran(sections)
+    # What cannot be read is no proof that compiled code ran, so the answer is the strict one.
     except (AttributeError, KeyError, TypeError):
         return False
 
@@ -190,11 +191,13 @@ def _contradictions_in_form(cell: Mapping[str, Any], matrix: Mapping[str, Any], 
         yield "its evidence is not what was judged: it was damaged or edited since"
     observation = cell["observation"]
     if observation is None:
+        # A cell that crashed took its observation with it; any other verdict rests on one.
         if not {"crash", "not_run"}.issuperset(verdicts):
             yield "has verdicts without an observation"
     elif observation["cell"] != cell["id"]:
         yield f"its observation is that of {observation['cell']}"
     elif not observation["failure"]:
+        # Rank 0 is the observation itself; the others stand below it.
         recorded = 1 + len(observation.get("ranks", ()))
         wanted = processes_of(cell["axes"].get("wrapper"), recorded)
         if recorded != wanted:

@@ -62,6 +62,7 @@ def commit_named(text: str, folder: Path) -> str:
 def check_origin(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
     """Is the run the one that is to be released? Raises MatrixError for a policy whose HEAD nobody knows."""
     for report in merged.reports:
+        # From what is wrong with the file itself to what is wrong with its age: the first tells more.
         yield from _check_as_written(report, policy)
         yield from _check_edited_meanwhile(report)
         if report.later_run:
@@ -269,6 +270,7 @@ def _wanted_commits(policy: Policy, request: OriginRequest) -> Iterator[WantedCo
     if policy.commit != HEAD:
         yield WantedCommit(policy.commit, policy.path, line)
         return
+    # That of the policy: it lies in the repository that is to be released, the report may lie anywhere.
     head = head_commit(Path(policy.path).parent)
     if head is None:
         raise MatrixError(policy.path, line, 1, "commit: HEAD: this file is in no git repository")
@@ -347,6 +349,7 @@ def _time_ago(finished: Any, request: OriginRequest) -> str:
 
 
 def _shown_duration(span: datetime.timedelta) -> str:
+    # Up to two units of the next size the smaller one is told: `90 minutes` says more than `1 hour`.
     minutes = int(span.total_seconds() // 60)
     if minutes < 2 * 60:
         return count(minutes, "minute")

@@ -6,6 +6,7 @@ limits of its own is judged again by the limits that every cell has by default.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -78,7 +79,8 @@ def permitted_findings(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, 
     cells = list(cells)
     causes = permitted_causes(cells, judged)
     if causes:
-        names = dict.fromkeys(name for cause in causes for name in cause.cells)
+        # Two causes may lie in one cell, which is counted once.
+        names = dict.fromkeys(itertools.chain.from_iterable(cause.cells for cause in causes))
         text = f"{count(len(names), 'cell holds', 'cells hold')} only by limits of the matrix, which allow: " \
                f"{first_names(map(_cause_in_words, causes))}{_limits_in_words(cells, judged, names)}"
         yield Finding("limits", "note", text, tuple(names))
@@ -89,7 +91,7 @@ def permitted_findings(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, 
                 reasons.setdefault(check.get("note", ""), []).append(name)
                 break
     if reasons:
-        expected = [name for names in reasons.values() for name in names]
+        expected = list(itertools.chain.from_iterable(reasons.values()))
         text = f"{count(len(expected), 'cell fails', 'cells fail')} as the matrix expects"
         if told := first_names(filter(None, reasons)):
             text += f": {told}"
@@ -113,6 +115,7 @@ def _limits_in_words(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, Ju
                 found.setdefault((name, default), []).append(value)
     words = []
     for (name, default), values in found.items():
+        # The loosest tells how far the matrix goes; most cells need less.
         loosest = min(values) if LIMITS[name].kind == "min" else max(values)
         instead = "" if default is None else f" instead of {default:g}"
         words.append(f"{name} {loosest:g}{instead} ({count(len(values), 'cell')})")

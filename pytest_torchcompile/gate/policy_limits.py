@@ -95,6 +95,7 @@ def _read_metric(sections: Sections, name: str) -> float | None:
     """The metric of a cell; None if it was not measured, or by a version with other sections."""
     try:
         return METRICS[name].read(sections)
+    # The reader indexes a section as today's version writes it, so any of these means one thing: another form.
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         return None
 
@@ -198,6 +199,7 @@ def _largest_count(policy: Policy, rule: LimitRule, name: str, cells: Mapping[st
         _, last = policy.limits_of(cell.axes).get(name, (0.0, None))
         if last is not rule:
             continue
+        # Its count is 0 for the wrong reason, and would tighten the limit for all others.
         if not cell.compiled:
             return None
         counted = worst_rank(cell.ranks, name)

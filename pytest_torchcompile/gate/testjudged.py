@@ -71,6 +71,7 @@ def _hold_against_ledger(judged: JudgedCell, record: Mapping[str, Any], ours: bo
     message = why_not.splitlines()[0]
     if ours:
         judged.contradictions.append(f"the report says pass, its ledger says {message}")
+    # Judged by its ledger from here on, so that everything behind it sees a failure.
     problem = {"message": message, "evidence": why_not, "hint": "", "file": "", "line": 0}
     judged.verdicts[TEST_CHECK] = {"verdict": "fail", "problems": [problem]}
 
@@ -128,6 +129,7 @@ def check_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
     """Tests that are missing, and where the reports contradict themselves."""
     for report in merged.reports:
         recorded = [test["id"] for test in report.block["tests"]]
+        # As lists: a test that is there twice is as wrong as one that is missing.
         if sorted(recorded) != sorted(report.block["tests_planned"]):
             text = f"{report.name}: the tests that it tells of are not those that it planned"
             yield Finding("contradiction", "unusable", text, hint="use the report as the run wrote it")

@@ -39,6 +39,7 @@ def check_wholeness(merged: Merged, cells: Mapping[str, JudgedCell], policy: Pol
     wrong = contradictions_in(cells)
     if wrong:
         yield contradiction_finding("cell", wrong, merged.origin[next(iter(wrong))])
+    # Green without evidence cannot be told from green that was written by hand.
     if any(cell["planned"] is None for cell in merged.cells.values()):
         text = "the reports are of schema 1.0, which keeps no evidence that its verdicts can be held against"
         yield Finding("schema", "unusable", text, hint="run the matrix again with this version of pytest-torchcompile")
@@ -288,7 +289,11 @@ def _gate_not_passed(name: str, stated: Mapping[str, Any], cells: Mapping[str, J
         return None
     # A gate has to pass: also an expected failure keeps it from passing.
     in_the_way = (*BAD, "xfail", "not_run")
-    behind = ids_of(cell for cell in cells.values() if cell.verdicts.get(name, {}).get("verdict") in in_the_way)
+    cells_behind = []
+    for cell in cells.values():
+        if cell.verdicts.get(name, {}).get("verdict") in in_the_way:
+            cells_behind.append(cell)
+    behind = ids_of(cells_behind)
     if explained.explain_gate(name, behind):
         return None
     # Nothing has failed: the run was interrupted, or is another one's to finish.
@@ -326,6 +331,7 @@ def _why_nothing(merged: Merged, cells: list[JudgedCell], has_tests: bool) -> st
             text += f": {reasons[0]}"
         return text
     compiled = [cell for cell in cells if cell.compiled]
+    # Nothing counts here that passed in a real lane, so what passed is of the fake one.
     if any(cell.status == "pass" for cell in compiled):
         return "only cells of the fake lane hold, whose numbers mean nothing"
     if compiled:

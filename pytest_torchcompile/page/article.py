@@ -108,8 +108,11 @@ def _other_ranks(facts: Facts, source: str) -> Iterator[Html]:
 
 
 def _checks_section(facts: Facts, source: str) -> Html:
-    quiet = [verdict for verdict in facts.verdicts if not verdict.problems and not verdict.note]
-    loud = [verdict for verdict in facts.verdicts if verdict.problems or verdict.note]
+    quiet: list[Verdict] = []
+    loud: list[Verdict] = []
+    for verdict in facts.verdicts:
+        has_words = bool(verdict.problems or verdict.note)
+        (loud if has_words else quiet).append(verdict)
     # Stable: equals stay in the order in which the checks are judged.
     loud.sort(key=lambda verdict: _worst_first(verdict, facts))
     items = []
@@ -185,6 +188,7 @@ def _other_sections(facts: Facts) -> Html | None:
 def _as_json(content: Mapping[str, Any]) -> str:
     try:
         return json.dumps(content, indent=1, ensure_ascii=False)
+    # A report from elsewhere may hold anything, and one odd section must not cost the reader the whole page.
     except RecursionError:
         return "nested too deeply to be shown"
 

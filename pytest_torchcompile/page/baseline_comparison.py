@@ -47,7 +47,11 @@ class BaselineCells:
         """What an article says of the baseline; None where there is none."""
         if not self.then:
             return None
-        changes = [tag("li", change.text) for change in self.changes if cell in change.cells and change.kind != "new"]
+        changes = []
+        for change in self.changes:
+            # That a cell is new is said below, in words of its own.
+            if cell in change.cells and change.kind != "new":
+                changes.append(tag("li", change.text))
         status = self.then.get(cell)
         was = join("In the baseline: ", badge(status)) if status else "Not in the baseline."
         return tag("div", tag("p", was), tag("ul", changes) if changes else None, class_="before")

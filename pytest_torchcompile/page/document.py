@@ -155,6 +155,7 @@ def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], m
         checks.update((verdict.check, None) for verdict in cell.verdicts)
     ranks = {}
     for axis, values in heat.values.items():
+        # Numbers instead of texts, for each cell repeats its values.
         ranks[axis] = {value: rank for rank, value in enumerate(values)}
     cells = []
     for cell in heat.cells:
@@ -169,9 +170,13 @@ def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], m
         "failing": sorted(FAILING), "checks": list(checks),
         "numbers": {name: {"name": name, "values": values} for name, values in numbers.items()},
         "cells": cells,
-        # A finding may name tests, which are not on the map.
-        "groups": [[index_of[cell] for cell in group if cell in index_of] for group in groups],
+        "groups": [_places_on_map(group, index_of) for group in groups],
     }  # fmt: skip
+
+
+def _places_on_map(group: Iterable[str], index_of: Mapping[str, int]) -> list[int]:
+    # A finding may name tests, which are not on the map.
+    return [index_of[cell] for cell in group if cell in index_of]
 
 
 def _verdict_indices(cell: Facts, checks: Iterable[str]) -> list[int]:

@@ -85,6 +85,7 @@ def order_axes(cells: Sequence[tuple[Axes, bool | None]]) -> AxisOrder:
     ranked = sorted(varying, key=lambda axis: -alone[axis])
     if len(ranked) == 1:
         return AxisOrder(ranked[0], "", (), alone[ranked[0]])
+    # Only among the axes that tell most by themselves: all pairs of many axes would take long on a large matrix.
     together = {pair: _explained_by(ran, pair) for pair in combinations(ranked[:MOST_PAIRS], 2)}
     # `max` takes the first of equals.
     best = max(together, key=lambda pair: together[pair])
@@ -128,6 +129,7 @@ def influence(cells: Iterable[tuple[object, float]]) -> float:
     free = count - len(groups)
     # One cell a group tells nothing of the spread within: as if the groups were by chance.
     within = (spread - between) / free if free else spread / (count - 1)
+    # Omega, not eta squared: what that many groups would explain by chance is taken off, so ids do not win.
     return max(0.0, (between - (len(groups) - 1) * within) / (spread + within))
 
 
@@ -166,6 +168,8 @@ def split_axes(rest: Sequence[str], values: Mapping[str, Sequence[str]], columns
     """Split the other axes into lines and across, the least telling of them across as long as there is room."""
     across: list[str] = []
     width = max(1, columns)
+    # From the end, where the axes stand that tell least: those may be spread across, the others stay one below the
+    # other.
     for axis in reversed(rest):
         width *= max(1, len(values[axis]))
         if width > WIDTH:
@@ -335,6 +339,7 @@ def square_class(facts: Facts, mark: str = "") -> str:
 
 def _square(facts: Facts, index: int, marks: Mapping[str, str]) -> Html:
     """One cell of the map: a letter, a colour, and in words what it stands for."""
+    # A status of another version has no style; it is shown with a question mark rather than left out.
     mark, style = marks.get(facts.id, ""), VERDICT_STYLES.get(facts.status)
     words = cell_in_words(facts, mark)
     classes = f"s {facts.status} {square_class(facts, mark)}".rstrip()

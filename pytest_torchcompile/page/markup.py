@@ -113,17 +113,20 @@ def contrast(one: str, other: str) -> float:
     >>> round(contrast("#ffffff", "#000000"))
     21
     """
+    # The contrast ratio of WCAG 2: 0.05 stands for the light that a room throws on the screen.
     lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def _luminance(colour: str) -> float:
     red, green, blue = (_linear_channel(int(colour[start:start + 2], 16) / 255) for start in (1, 3, 5))
+    # Weights of ITU-R BT.709: the eye sees green brightest and blue darkest.
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _linear_channel(channel: float) -> float:
     """From sRGB, whose steps look alike, to amounts of light."""
+    # Constants of IEC 61966-2-1, which defines sRGB: straight near black, a power law above.
     if channel <= 0.04045:
         return channel / 12.92
     return float(((channel + 0.055) / 1.055) ** 2.4)
@@ -195,11 +198,13 @@ def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
     """
     parts = ["<", name]
     for key, value in attributes.items():
+        # `class` is a keyword of Python, and no keyword argument has a hyphen.
         word = key.rstrip("_").replace("_", "-")
         if value is True:
             parts.append(f" {word}")
         elif value is not None and value is not False:
             parts.append(f' {word}="{text(value)}"')
+    # With a slash, so that the same element is right in SVG, which is XML.
     if name in _VOID:
         parts.append("/>")
     else:
@@ -277,7 +282,10 @@ def _with_code(text: str) -> list[Html | str]:
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return [text]
-    return [tag("code", part) if index % 2 else part for index, part in enumerate(parts)]
+    # What is between two backticks has an odd number.
+    mixed: list[Html | str] = list(parts)
+    mixed[1::2] = [tag("code", part) for part in parts[1::2]]
+    return mixed
 
 
 def again(command: str) -> Html | None:

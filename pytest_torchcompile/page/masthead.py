@@ -71,7 +71,10 @@ def _commit(run: Merged) -> str:
 
 
 def _versions(run: Merged) -> str:
-    parts = [f"{name} {run.environment[name]}" for name in _VERSIONS if run.environment.get(name)]
+    parts = []
+    for name in _VERSIONS:
+        if run.environment.get(name):
+            parts.append(f"{name} {run.environment[name]}")
     if run.plugin:
         parts.append(f"pytest-torchcompile {run.plugin}")
     return ", ".join(parts)
@@ -83,7 +86,8 @@ def _machine(run: Merged) -> str:
     if environment.get("cores"):
         parts.insert(1, f"{environment['cores']} cores")
     devices = Counter(map(str, environment.get("devices") or ()))
-    parts += [name if number == 1 else f"{number} × {name}" for name, number in devices.items()]
+    for name, number in devices.items():
+        parts.append(name if number == 1 else f"{number} × {name}")
     return ", ".join(parts)
 
 
@@ -95,7 +99,10 @@ def _cards(outcome: GateOutcome, groups: Sequence[FindingGroup], news: News) -> 
     for number, group in enumerate(groups):
         if group.weight == "note":
             continue
-        cells = {cell for index in group.findings for cell in outcome.findings[index].cells}
+        # Several findings of a group may name the same cell.
+        cells: set[str] = set()
+        for index in group.findings:
+            cells.update(outcome.findings[index].cells)
         details = [_cells_and_tests(outcome, cells), news.on_card(group.findings)]
         yield _card(f"#group-{number}", "bad", len(group.findings), group.title, details)
     every = [*outcome.cells.values(), *outcome.tests.values()]

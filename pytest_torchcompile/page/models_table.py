@@ -31,6 +31,7 @@ def models_table(merged: Merged) -> str:
     judged: list[Facts] = []
     not_judged: list[Facts] = []
     for facts in map(Facts, merged.cells.values()):
+        # A cell that was never judged must not count as one that holds; it has a line of its own below.
         if facts.status == "not_run":
             not_judged.append(facts)
         else:
@@ -51,7 +52,11 @@ def models_table(merged: Merged) -> str:
 
 
 def _what_was_run(merged: Merged, judged: int) -> str:
-    versions = [f"{name} {merged.environment[name]}" for name in ("torch", "python") if merged.environment.get(name)]
+    versions = []
+    for name in ("torch", "python"):
+        # A run in which no cell ran knows no environment.
+        if merged.environment.get(name):
+            versions.append(f"{name} {merged.environment[name]}")
     matrix = escape_line(str(merged.matrix["path"]))
     planned = count(len(merged.matrix["cells_planned"]), "cell")
     return f"{judged} of {planned} of {matrix}; {', '.join(versions)}."

@@ -42,6 +42,7 @@ from pytest_torchcompile.report.merging import Merged
 
 __all__ = ["FindingGroup", "group_findings", "overview", "run_section", "tests_section"]
 
+# Browsers lay out a page of ten thousand cells slowly, and nobody reads so many rows.
 LINKS: Final = 40
 FINDINGS: Final = 60
 TESTS: Final = 400
@@ -78,6 +79,7 @@ def group_findings(findings: Sequence[Finding]) -> list[FindingGroup]:
     groups: dict[str, FindingGroup] = {}
     for index, finding in enumerate(findings):
         title = _TITLES_OF_RUN[finding.weight]
+        # Only what fails has a severity of the model's; the rest is of the run, and stands under a title of its own.
         if finding.weight == "fail" and finding.severity:
             title = _TITLES[Severity(finding.severity)]
         groups.setdefault(title, FindingGroup(title, finding.weight, [])).findings.append(index)
@@ -92,6 +94,7 @@ def overview(outcome: GateOutcome, groups: Sequence[FindingGroup], news: News, s
     for number, group in enumerate(groups):
         items = []
         for index in group.findings:
+            # By identity: two findings may be equal in every field, and both count.
             if id(findings[index]) in shown:
                 items.append(_finding_item(outcome, index, news, source))
         heading = tag("h3", group.title, " ", tag("span", len(group.findings), class_="quiet"))
@@ -187,6 +190,7 @@ def tests_section(outcome: GateOutcome, source: str) -> Html | None:
     """A table below the map, the worst first; None where no test uses our fixtures."""
     if not outcome.tests:
         return None
+    # Stable: tests of one verdict stay in the order of the report.
     ordered = sorted(outcome.tests.values(), key=lambda test: -VERDICTS.index(test.status))
     rows = [_test_row(outcome, test, source) for test in ordered[:TESTS]]
     head = columns("verdict", "test", *COLUMNS.values(), "time")

@@ -28,6 +28,7 @@ COMMIT: Final = 8
 """Letters of a commit's name."""
 MOST: Final = 30
 """Runs that a trend shows; of more, the newest."""
+# A fresh environment differs in dozens of packages, and the first few tell that it is one.
 PACKAGES_SHOWN: Final = 6
 SOFTWARE: Final = ("torch", "triton", "python", "compiler", "cuda", "driver")
 
@@ -150,6 +151,7 @@ def moment_in_words(text: str) -> datetime.datetime | None:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         return None
+    # A report that was edited may name no zone; ours are written in UTC.
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
     try:
@@ -187,6 +189,7 @@ def read_folder(folder: Path) -> tuple[list[Report], History]:
     runs = list(_whole_runs((folder, *_folders_in(folder)), shards, unread))
     for group in group_shards(shards):
         try:
+            # A folder of CI artifacts may lack a shard of one run; the other runs are worth showing all the same.
             runs.append(shorten_run(merge_reports(group)))
         except ReportError as error:
             unread.append(str(error))
@@ -224,13 +227,18 @@ def group_shards(shards: Iterable[Report]) -> list[list[Report]]:
     of_key: dict[str, list[list[Report]]] = {}
     for report in sorted(shards, key=lambda report: _seconds_of(_started(report))):
         known = of_key.setdefault(_key_of_shards(report), [])
-        lacking = [group for group in known if report.shard not in [other.shard for other in group]]
+        lacking = [group for group in known if not _has_shard(group, report)]
+        # The last one: a shard that came late belongs to the run that began last before it.
         if lacking:
             lacking[-1].append(report)
         else:
             known.append([report])
             groups.append(known[-1])
     return groups
+
+
+def _has_shard(group: Iterable[Report], report: Report) -> bool:
+    return any(other.shard == report.shard for other in group)
 
 
 def _started(report: Report) -> str:

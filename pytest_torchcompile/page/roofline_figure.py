@@ -16,6 +16,7 @@ from pytest_torchcompile.report.facts import as_number
 
 __all__ = ["RoofPoint", "readable_rate", "roofline_figure", "step_roofline"]
 
+# In the units of the SVG. The left margin has room for the longest label, such as `100 TFLOP/s`.
 WIDTH: Final = 460
 HEIGHT: Final = 280
 LEFT: Final = 84
@@ -59,6 +60,7 @@ class _Scale:
 
     def place(self, value: float) -> float:
         """Of a value on the axis; what is outside stands at its end."""
+        # Lifted to the axis first: what is zero or below has no logarithm.
         share = (log10(max(value, 10.0**self.low)) - self.low) / (self.high - self.low)
         return self.start + self.length * min(1.0, share)
 
@@ -81,8 +83,10 @@ def roofline_figure(points: Sequence[RoofPoint], bandwidth: float, flops_per_sec
     for point in points:
         rate = max(bandwidth * LEAST_INTENSITY, point.rate)
         shown.append(replace(point, intensity=max(LEAST_INTENSITY, point.intensity), rate=rate))
+    # A decade on each side of the ridge, so that both parts of the roof are seen wherever the points lie.
     across = _Scale.of([*(point.intensity for point in shown), ridge / 10, ridge * 10], LEFT, WIDTH - LEFT - RIGHT)
     rates = [point.rate for point in shown]
+    # Three decades below the peak: alone at the top a point would seem to be at the roof.
     up = _Scale.of([*rates, flops_per_second, flops_per_second / 1e3], HEIGHT - BOTTOM, TOP + BOTTOM - HEIGHT)
     parts = [*_grid(across, up), _roof(across, up, bandwidth, flops_per_second)]
     parts += [_point(point, across, up) for point in shown]
@@ -125,6 +129,7 @@ def _point(point: RoofPoint, across: _Scale, up: _Scale) -> Html:
     title = f"{point.label}: {point.intensity:.3g} FLOPs a byte, {readable_rate(point.rate)}"
     circle = tag("circle", tag("title", title), cx=round(x, 1), cy=round(y, 1), r=5 if point.kind == "step" else 4,
                  fill=_COLOURS[point.kind], fill_opacity="0.75")
+    # A kernel's name is long, and kernels lie close together; the reader sees it by pointing at one.
     if point.kind != "step":
         return circle
     return join([circle, tag("text", point.label, x=round(x + 8, 1), y=round(y + 4, 1), fill="currentColor")])

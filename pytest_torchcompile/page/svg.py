@@ -19,6 +19,7 @@ from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, join, tag, var
 
 __all__ = ["svg"]
 
+# Pixels. What a picture shows does not scroll, so everything has to be small.
 SQUARE: Final = 20
 PITCH: Final = 22
 GAP: Final = 12
@@ -63,6 +64,7 @@ def svg(outcome: GateOutcome) -> str:
     table = _map_picture(heat)
     # A map of two cells would leave no room for the sentence.
     width = max(table.width, 520.0)
+    # The sentence is set larger than the rest, hence a quarter more for each letter.
     lines = textwrap.wrap(sentence(outcome), int((width - 2 * MARGIN) / (LETTER * 1.25))) or [""]
     head = [_text(MARGIN, MARGIN + LINE * (number + 1), line, "head") for number, line in enumerate(lines[:4])]
     top = MARGIN + LINE * (len(head) + 1)
@@ -89,6 +91,7 @@ def _map_picture(heat: HeatMap) -> Picture:
     for column in columns:
         if column.starts_band:
             parts.append(_text(column.start, LINE - 6, _cut_label(column.value)))
+        # A label of a column is turned, so that columns stay as narrow as a square.
         turned = f"translate({column.start + SQUARE / 2 + 4:.1f} {labels_bottom}) rotate(-90)"
         parts.append(tag("text", _cut_label(column.label), class_="quiet", transform=turned))
     for row in rows:

@@ -19,6 +19,7 @@ __all__ = ["trend_section"]
 
 _UNKNOWN: Final = ("not_run", "skip", "")
 """Statuses that say nothing of a cell."""
+# As wide as a card of the page, and low enough that several charts are seen at once.
 WIDTH: Final = 280
 HEIGHT: Final = 70
 EDGE: Final = 5

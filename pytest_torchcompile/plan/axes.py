@@ -116,6 +116,7 @@ def _check_factories(reader: Reader, name: str, key: yaml.Node, models: Mapping[
                               "take it out of one of them")
             return
         taken = targets.parameters(model.factory)
+        # None: its source cannot be read without running it, so nothing is said.
         if taken is not None and name not in taken:
             reader.wrong(key, f"unknown axis {name!r}, and the factory of model {model.name!r} takes no such "
                               f"keyword; {nearest(name, {*taken, *AXES})}")
@@ -153,6 +154,7 @@ class _AxisValues:
         self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} {alike} {describe_node(first)} in line {line}")
 
     def _read_value(self, axis: str, node: yaml.Node) -> Scalar | Missing:
+        # An axis of the matrix' own: any value, which the factory is called with.
         if axis not in AXES:
             return self.reader.scalar(node, f"axis {axis!r}")
         closed = AXES[axis].values

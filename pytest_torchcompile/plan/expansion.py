@@ -80,6 +80,7 @@ def expand(axes: Axes, axes_of: Mapping[str, Axes], rules: Sequence[Rule], ignor
     earlier ones; every ``also`` its checks, and their default limits where no other rule sets them. Rules ``elsewhere``
     (by index) are for other versions of torch: that they match is counted, and nothing comes of it.
     """
+    # Once for each rule, not for each cell: a large matrix has thousands of cells.
     conditions = [_Condition.of_rule(rule, axes) for rule in rules]
     deciding = [index for index, rule in enumerate(rules) if rule.verb in OUTCOMES]
     adding = [index for index, rule in enumerate(rules) if rule.verb not in OUTCOMES]
@@ -98,6 +99,7 @@ def expand(axes: Axes, axes_of: Mapping[str, Axes], rules: Sequence[Rule], ignor
             if index in elsewhere:
                 continue
             if index in ignored:
+                # The first, as for rules that hold: it is the one that would decide.
                 expired = expired or rules[index]
             else:
                 outcome = rules[index]
@@ -132,6 +134,7 @@ def _default_limits_of(cell: Cell, limits: Mapping[str, float]) -> dict[str, flo
     """The default limits, and over them those of the cell's wrapper: it sets no limit that no check asks for."""
     cell_limits = dict(limits)
     for name, value in limits_of(cell.wrapper).items():
+        # A limit belongs to a check; that of a check nobody asked for would stand in the report for nothing.
         if name in cell_limits:
             cell_limits[name] = value
     return cell_limits
@@ -197,6 +200,7 @@ def _numbered_cells(axes: Axes, axes_of: Mapping[str, Axes]) -> Iterator[tuple[t
             if axis in own:
                 numbers.append([numbers_of_values[value_key(value)] for value in own[axis]])
             else:
+                # A number that no value has: a rule that selects by this axis matches none of the model's cells.
                 numbers.append([len(numbers_of_values)])
         # Both products count in the same order: an axis that the model lacks has one number, and changes nothing.
         for row, chosen in zip(product(*numbers), product(*own.values()), strict=True):

@@ -110,6 +110,7 @@ def read_bucket_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple
         raise UsageError(f"unknown argument {next(iter(kwargs))!r}; expected sizes alone, "
                          "as in shape_buckets(128, 256)")
     try:
+        # The layer's own reader judges the sizes, so that a marker and a config cannot come to differ.
         return BucketConfig(args).buckets
     except ValueError as error:
         raise UsageError(str(error)) from None

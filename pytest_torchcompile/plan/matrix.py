@@ -237,8 +237,10 @@ def _notes_of_ranges(sections: _Sections, expansion: Expansion) -> Iterator[str]
 
     A model that some check draws sizes for has others as well.
     """
-    drawn = {planned.cell.model for planned in expansion.planned
-             if any(CHECKS[name].draws for name in (*sections.checks, *planned.also))}
+    drawn = set()
+    for planned in expansion.planned:
+        if any(CHECKS[name].draws for name in (*sections.checks, *planned.also)):
+            drawn.add(planned.cell.model)
     for name, model in sections.models.items():
         row = first_sizes(model.dims)
         ranges = [dim for dim in model.dims if model.dims[dim].is_range]
@@ -254,6 +256,7 @@ def torch_version() -> str | None:
     """The version of the installed torch, which is not imported for it; None if there is none."""
     try:
         return metadata.version("torch")
+    # A build of torch from source may have no metadata; a rule that names versions then holds for it.
     except metadata.PackageNotFoundError:
         return None
 

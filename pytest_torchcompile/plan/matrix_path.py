@@ -138,6 +138,7 @@ def ini_setting(folder: Path, name: str) -> tuple[str, Path] | None:
             settings = _settings_in(place / file)
             if settings is not None:
                 value = settings.get(name)
+                # The nearest file decides even if it says nothing: pytest does not look further either.
                 if not value:
                     return None
                 return str(value), place / file
@@ -154,6 +155,7 @@ def _settings_in(file: Path) -> Mapping[str, Any] | None:
             settings = _settings_in_toml(file, text)
         else:
             settings = _settings_in_ini(file, text)
+    # pytest reads the same file, and tells of its mistakes in its own words.
     except (OSError, ValueError):
         return None
     if settings is None and file.name in _ITS_OWN:

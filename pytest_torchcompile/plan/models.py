@@ -110,6 +110,7 @@ def _read_model(reader: Reader, name: str, key: yaml.Node, keys: Mapping[str, ya
                 targets: Targets) -> ModelEntry | None:
     before = len(reader.mistakes)
     if not re.fullmatch(MODEL_NAME, name):
+        # Not returned at once: all mistakes of a model are told in one go.
         reader.wrong(key, f"{name!r} cannot name a model; expected letters, digits and _ . + -")
     what = f"model {name!r}"
     code: dict[str, str] = {}
@@ -126,6 +127,7 @@ def _read_model(reader: Reader, name: str, key: yaml.Node, keys: Mapping[str, ya
     if "dims" in keys:
         dims = _read_dims(reader, keys["dims"], what)
     for argument in arguments.get("inputs", {}):
+        # Both would reach the function under one name, and Python raises far from here.
         if argument in dims:
             reader.wrong(keys["inputs"], f"inputs of {what}: {argument!r} is a dim too; take it out of one of them")
     if len(reader.mistakes) > before or not {*REQUIRED} <= code.keys():
@@ -199,6 +201,7 @@ def _read_dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
 def _read_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
     if isinstance(node, yaml.MappingNode):
         return _read_free_dim(reader, node, what)
+    # Not in quotes: a quoted number is a text, and so an expression.
     if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and not node.style:
         size = reader.integer(node, what)
         if size is None:

@@ -14,6 +14,7 @@ from pytest_torchcompile.errors import MatrixError, nearest
 
 __all__ = ["compose", "describe_node", "offsets_of_entry", "read_bytes", "scalar_text"]
 
+# A matrix is read before anything is trusted, also one of a pull request: these bound time and memory.
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 50_000
@@ -41,9 +42,11 @@ def read_bytes(path: Path, shown: str, what: str = "matrix") -> bytes:
             raise MatrixError(shown, 1, 1, f"is a folder; expected a {what} file{_files_inside(path)}")
         if not path.exists():
             raise MatrixError(shown, 1, 1, f"no such file{_files_beside(path, shown)}")
+        # A pipe or a device would be waited for without an end.
         if not path.is_file():
             raise MatrixError(shown, 1, 1, f"is no regular file; expected a {what} file")
         with path.open("rb") as file:
+            # One byte more than allowed is enough to know that it is too long.
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise MatrixError(shown, 1, 1, f"cannot be read: {error.strerror or error}") from None
@@ -56,6 +59,7 @@ def _files_inside(folder: Path) -> str:
     names = sorted(child.name for child in folder.iterdir() if child.suffix in (".yaml", ".yml"))
     if not names:
         return ""
+    # Enough to find a misspelt name in, and short enough for one line of a terminal or two.
     return f"; it holds {', '.join(names[:20])}"
 
 
@@ -85,6 +89,7 @@ def compose(data: bytes, shown: str, required: str = "the keys version and model
         if error.context:
             problem = f"{problem} ({error.context})"
         raise _error_at(error.problem_mark or error.context_mark, shown, f"malformed YAML: {problem}") from None
+    # This error of PyYAML names no line, so the place is looked up anew.
     except yaml.reader.ReaderError as error:
         unprintable = re.search(yaml.reader.Reader.NON_PRINTABLE, text)
         line, column = _line_and_column(text, unprintable.start() if unprintable else 0)
@@ -105,6 +110,7 @@ def describe_node(node: yaml.Node) -> str:
     text: str = node.value
     if not text and isinstance(node, yaml.ScalarNode) and not node.style:
         return "nothing"
+    # A whole paragraph pasted under the wrong key would push the message itself out of sight.
     if len(text) > 60:
         text = text[:57] + "..."
     return repr(text)

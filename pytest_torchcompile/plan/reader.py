@@ -91,6 +91,7 @@ class Reader:
         entries: dict[str, tuple[str, yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             name = self.text(key, f"a key of {what}")
+            # YAML itself would take the last one, and drop the first without a word.
             if name in entries:
                 first = entries[name][1].start_mark.line + 1
                 self.wrong(key, f"key {name!r} is given twice, first in line {first}")

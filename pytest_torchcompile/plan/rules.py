@@ -136,6 +136,7 @@ def _checks_added_by(node: yaml.Node) -> tuple[str, ...]:
             if key.value == "also":
                 added = _entries_of(value) or [value]
                 names |= {name.value: None for name in added if isinstance(name, yaml.ScalarNode)}
+    # Names that are unknown are left to the reader of each rule, which has their place.
     return tuple(current for name in names if (current := RENAMED.get(name, name)) in CHECKS)
 
 
@@ -190,6 +191,7 @@ class _RuleReader:
     def _read_versions(self, node: yaml.Node) -> str:
         text = self.reader.text(node, "torch") or ""
         try:
+            # Read here although it is asked later: a mistake has its place in the file only now.
             SpecifierSet(text)
         except InvalidSpecifier:
             self.reader.wrong(node, f"torch: {text!r} names no versions; expected them as pip has them, "

@@ -65,6 +65,7 @@ def read_strategy(reader: Reader, node: yaml.Node | None) -> Strategy:
         return Strategy()
     if isinstance(node, yaml.ScalarNode):
         name = reader.name(node, "a strategy", KINDS)
+        # Known, so that the message is about what is missing and not about the name.
         if name == "sample":
             reader.wrong(node, "strategy: sample needs its size; expected {sample: {n: 200, seed: 1}}")
         return Strategy("pairwise" if name == "pairwise" else "full")
@@ -232,6 +233,7 @@ def estimated_seconds(planned: PlannedCell) -> float:
     """Return about how long the cell takes, in seconds of a machine that has compiled nothing yet."""
     cell = planned.cell
     if planned.outcome == "skip":
+        # Not nothing: a cell that is skipped is still collected and reported.
         return 0.01
     seconds = 1.0
     backend = BACKENDS.get(cell.backend)

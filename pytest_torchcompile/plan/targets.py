@@ -138,6 +138,7 @@ def _ask_finders(name: str) -> _Place | None:
     """Ask the installed finders for a top-level name (built in, zipped, editable); that imports nothing."""
     try:
         spec = importlib.util.find_spec(name)
+    # Finders are others' code, and those of editable installs raise all of these.
     except (ImportError, ValueError, AttributeError):
         return _UNREADABLE
     if spec is None:
@@ -158,6 +159,7 @@ def _makes_modules(source: Path) -> bool:
         text = source.read_bytes()
     except OSError:
         return True
+    # Rough on purpose: who takes a module for one of these only says less about its attributes.
     return b"sys.modules" in text or b"__path__" in text
 
 
@@ -180,6 +182,7 @@ def _parse_source(path: Path) -> BoundNames | str | None:
             source = file.read()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # To parse warns of odd escapes in the user's file, which is not what was asked about.
             return names_of(ast.parse(source))
     except OSError:
         return None
@@ -266,6 +269,7 @@ def _names_bound_by(node: ast.AST) -> list[str]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.Import):
+        # `import a.b` binds `a`.
         return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]

@@ -44,6 +44,7 @@ def run_command(given: argparse.Namespace) -> int:
     """
     policy = None if given.policy is None else read_policy(given.policy)
     outcome = gate(list(map(read_report, given.reports)), policy)
+    # Refused rather than written: a document without a finding would read as if all were well.
     if not any(map(has_verdict, outcome.facts)):
         raise NothingToJudge(f"{', '.join(given.reports)}: no cell ran, so there is nothing to write a playbook of; "
                              f"{sentence(outcome)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,7 +145,8 @@ def _is_slower(cell: Facts) -> bool:
 
 def from_cache(compiles: Iterable[Compile]) -> bool:
     """Did a compile cache serve one of them? Its seconds then say nothing beside those of empty caches."""
-    return any(answer.endswith("hit") for each in compiles for answer in each.caches)
+    answers = itertools.chain.from_iterable(each.caches for each in compiles)
+    return any(answer.endswith("hit") for answer in answers)
 
 
 def has_verdict(cell: Facts) -> bool:

@@ -28,7 +28,10 @@ def playbook_record(outcome: GateOutcome) -> dict[str, Any]:
     run, cells = outcome.merged, outcome.facts
     models = [_model_record(model, settings) for model, settings in settings_by_model(cells).items()]
     causes = group_causes(filter(has_verdict, cells), GOTCHA_VERDICTS)
-    gotchas = [_gotcha_record(cause, "expected" if cause.verdict == "xfail" else "") for cause in causes]
+    gotchas = []
+    for cause in causes:
+        known = "expected" if cause.verdict == "xfail" else ""
+        gotchas.append(_gotcha_record(cause, known))
     gotchas += [_gotcha_record(cause, "allowed") for cause in permitted_causes(run.cells.values(), outcome.cells)]
     return {"matrix": run.matrix["path"], "environment": run.environment, "git": run.git,
             "not_whole": list(run.problems), "models": models, "gotchas": gotchas}

@@ -106,6 +106,7 @@ def cache_notes(cells: Sequence[Facts]) -> list[str]:
                 missed.setdefault(cell.id, []).append(compiled)
             if kinds == {"hit"}:
                 served.setdefault(cell.id, []).append(compiled)
+            # Inductor says so of graphs with what its cache cannot hash, such as custom passes without an id.
             if "bypass" in kinds:
                 never_cached.append(cell.id)
     if not answers:
@@ -198,7 +199,8 @@ def _cells_by_dynamic(settings: Sequence[Setting]) -> dict[str, list[Facts]]:
     """Cells that met more than one size, by their value of ``dynamic``."""
     by_value: dict[str, list[Facts]] = {}
     # A stage of the compiler counts only where nothing else was tried.
-    for setting in [setting for setting in settings if not setting.is_stage] or settings:
+    real = [setting for setting in settings if not setting.is_stage]
+    for setting in real or settings:
         for cell in setting.cells:
             if _number_of_sizes(cell) > 1 and cell.compiles and "dynamic" in cell.axes:
                 by_value.setdefault(cell.axes["dynamic"], []).append(cell)
@@ -224,7 +226,9 @@ def _range_text(low: str, high: str) -> str:
 
 
 def _notes_on_dynamic(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
-    most = {value: max(len(cell.recompiles) for cell in cells) for value, cells in by_value.items()}
+    most = {}
+    for value, cells in by_value.items():
+        most[value] = max(len(cell.recompiles) for cell in cells)
     # The other values of `dynamic` are what it is compared with.
     static = most.pop("static", None)
     if static is not None and most and static > max(most.values()):
@@ -237,7 +241,10 @@ def _notes_on_dynamic(model: str, by_value: Mapping[str, Sequence[Facts]]) -> It
         if len(values) == len(by_value):
             yield f"- {inline_code(model)}: recompiles because of {prose(what)} ({inline_code(place)}), whatever " \
                   f"`dynamic` says: see the gotchas {evidence(cell.id for cell in cells)}."
-    special = [cell.id for cell in every_cell if (as_number(cell.section("recompiles").get("special")) or 0) > 0]
+    special = []
+    for cell in every_cell:
+        if (as_number(cell.section("recompiles").get("special")) or 0) > 0:
+            special.append(cell.id)
     if special:
         yield f"- {inline_code(model)}: sizes 0 and 1 are compiled apart, whatever `dynamic` says {evidence(special)}."
 

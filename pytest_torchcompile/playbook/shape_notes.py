@@ -20,6 +20,7 @@ def read_experiment(path: str) -> ShapeExperiment:
         return ShapeExperiment.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ReportError(f"--shapes {path}: {error.strerror or error}") from None
+    # Any JSON may be given by mistake, so any way of not fitting means the same: another file.
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ReportError(f"--shapes {path}: it is not what `pytest-torchcompile shapes` writes; give it a file of "
                           ".compile-matrix/shapes") from None

@@ -54,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(graph_pass, "torchcompile-graph-pass")
     _fix_seed(config)
     _name_matrix_of_model(config)
+    # Nearly every run of a project is one without a matrix, and must not pay for the imports below.
     if config.getoption("compile_matrix") is None:
         _configure_without_matrix(config)
         return
@@ -195,6 +196,7 @@ def _fix_seed(config: pytest.Config) -> None:
     if _option_value(config, _BY_NAME["fuzz-seed"]) == "random":
         import random
 
+        # Put into the options, which xdist hands on: all workers must draw by the same seed.
         config.option.compile_fuzz_seed = str(random.SystemRandom().randrange(1, 10**9))
 
 

@@ -148,6 +148,7 @@ def program_of(data: Mapping[str, Any]) -> Program:
     tested: ContractTest = getattr(getattr(_module_of(data["file"], data["module"]), data["name"]), _ATTRIBUTE)
 
     def make_model() -> nn.Module:
+        # Before each: the same parameters in every process, or comparisons between them mean nothing.
         torch.manual_seed(tested.seed)
         made = tested.factory()
         if not isinstance(made, nn.Module):

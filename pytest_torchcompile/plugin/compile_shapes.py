@@ -181,6 +181,7 @@ class FuzzedTest:
         try:
             runs.run_once(result.sequence)
         except BaseException as error:
+            # As a note, so that pytest shows the test's own traceback, with what was called below it.
             _add_note(error, result, options)
             raise
         raise AssertionError(_failure_note(result, options) + "\n(it passed when it was run again: the test depends on "
@@ -223,7 +224,9 @@ class _SequenceRuns:
         self.heaviest = heaviest
         self.modules = [value for value in fixtures.values() if isinstance(value, nn.Module)]
         self.snapshots = [StateSnapshot(module) for module in self.modules]
-        self.flags = [(part, part.training) for module in self.modules for part in module.modules()]
+        self.flags: list[tuple[nn.Module, bool]] = []
+        for module in self.modules:
+            self.flags += [(part, part.training) for part in module.modules()]
         self.takes = inspect.signature(fuzzed.test).parameters
         self.ran, self.looked = 0, False
         """Sequences that were run, and whether the test looked at the batches of any."""

@@ -87,6 +87,7 @@ class Ending:
             return self.journal.trouble.text
         path = self.keeper.report
         try:
+            # Read back: pytest-json-report writes the file too, and a full disk leaves half of it.
             json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             return f"the report {path} could not be written: {error}"

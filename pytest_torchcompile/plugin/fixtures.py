@@ -80,6 +80,7 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
     try:
         call = fixture_model.compile_model(request, model, compile_config)
         changed = fixture_model.changed_attributes(model, earlier)
+    # Also for a skip, which pytest raises as such: the model is shared with the tests that follow.
     except BaseException:
         fixture_model.undo_changes(fixture_model.changed_attributes(model, earlier))
         raise
@@ -150,6 +151,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
             yield ledger
         finally:
             with ignore_warnings():
+                # Here and not by the `with`, since what torch warns of on the way out is not the test's.
                 stack.close()
     if leaks:
         request.node.warn(StateLeakWarning(

@@ -54,6 +54,7 @@ def misspelt_marker(item: pytest.Item, name: str, registered: Collection[str]) -
         return ""
     from difflib import get_close_matches
 
+    # Close ones only: a project's own marker must not be taken for a misspelt one of ours.
     close = get_close_matches(name, MARKERS, n=1, cutoff=0.8)
     return f"unknown marker; did you mean {close[0]!r}?" if close else ""
 

@@ -48,6 +48,7 @@ def open_terminal(stream: Any) -> TextIO | None:
     between items.
     """
     try:
+        # Its own descriptor: pytest's capture puts others in the place of the stream's.
         return open(os.dup(stream.fileno()), "w", encoding="utf-8", errors="backslashreplace")
     except (AttributeError, OSError, ValueError):
         return None
@@ -177,6 +178,7 @@ class ProgressHooks:
             return
         writer = self.session.config.get_terminal_writer()
         text = harmless_text(self.progress.line(self.clock(), max(20, writer.fullwidth - 1)))
+        # The line is drawn below pytest's, and the cursor goes back to where pytest writes next.
         column = writer.width_of_current_line + 1
         self._write(f"{_ERASE}\n{text}\x1b[1A\x1b[{column}G")
         self._drawn = True

@@ -123,6 +123,7 @@ class RankSupply:
         # It imports torch meanwhile: nobody waits for it before the first cell.
         try:
             self.processes = open_processes(self.settings.timeout)
+        # Noted and not raised: each cell then says so, and the report is whole.
         except OSError as error:
             self.execution.unable = f"no folder for rank processes could be made: {error}"
             return

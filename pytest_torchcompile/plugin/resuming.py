@@ -64,11 +64,15 @@ class Resuming:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Deselect the items of cells that are judged."""
-        judged = [item for item in items if isinstance(item, CheckItem) and item.parent.name in self._judged]
+        judged: list[pytest.Item] = []
+        left: list[pytest.Item] = []
+        for item in items:
+            is_judged = isinstance(item, CheckItem) and item.parent.name in self._judged
+            (judged if is_judged else left).append(item)
         if judged:
-            left = set(judged)
             config.hook.pytest_deselected(items=judged)
-            items[:] = [item for item in items if item not in left]
+            # In place: pytest and other plugins hold this very list.
+            items[:] = left
 
     def pytest_report_header(self) -> str:
         """How much there was."""

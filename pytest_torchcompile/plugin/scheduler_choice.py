@@ -55,5 +55,8 @@ def missing_internals(config: pytest.Config, log: Any) -> list[str]:
     # Another version may have moved it, or want other arguments.
     except (ImportError, AttributeError, TypeError) as error:
         return [f"{type(error).__name__}: {error}"]
-    missing = [f"LoadScheduling.{name}" for name in _OF_SCHEDULER if not hasattr(scheduler, name)]
-    return missing + [f"WorkerController.{name}" for name in _OF_WORKER if not hasattr(WorkerController, name)]
+    missing = []
+    for holder, words, names in ((scheduler, "LoadScheduling", _OF_SCHEDULER),
+                                 (WorkerController, "WorkerController", _OF_WORKER)):
+        missing += [f"{words}.{name}" for name in names if not hasattr(holder, name)]
+    return missing

@@ -14,6 +14,7 @@ internals are not a stable API: seen in pytest-xdist 3.6 to 3.8.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -220,4 +221,4 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
 
     def _mirror_pending(self) -> None:
         """The base class asks ``pending`` whether the run is over."""
-        self.pending[:] = [index for unit in self._units for index in unit]
+        self.pending[:] = itertools.chain.from_iterable(self._units)

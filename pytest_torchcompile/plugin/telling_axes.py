@@ -15,6 +15,7 @@ __all__ = ["telling_axes"]
 _LEAST: Final = 0.2
 """Share of the variance from which axes tell something (omega squared)."""
 _NO_RESULT: Final = ("not_run", "skip")
+# An axis of many values is told by its worst ones.
 _VALUES_SHOWN: Final = 3
 
 

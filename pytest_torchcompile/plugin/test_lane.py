@@ -265,6 +265,7 @@ def _record_test(item: pytest.Item, attempt: _Attempt) -> RecordedTest:
     from pytest_torchcompile.report.record import RecordedTest
 
     verdict, note, problems = _test_verdict(item, attempt.reports)
+    # Set-up and tear-down too: a model is often compiled in a fixture.
     seconds = round(sum(report.duration for report in attempt.reports), 6)
     record = RecordedTest(item.nodeid, verdict, problems, note, attempts=attempt.number, seconds=seconds)
     if attempt.evidence is None:

@@ -15,10 +15,12 @@ from typing import Final
 
 __all__ = ["HEAD_BYTES", "TAIL_BYTES", "drop_middle", "read_ends", "start_anew"]
 
+# The head has what began it, the tail what ended it; between lie repetitions, which fill disks.
 HEAD_BYTES: Final = 8 << 20
 TAIL_BYTES: Final = 8 << 20
 _KEEP_SIZE_AND_PUNCH_HOLE: Final = 1 | 2
 """``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`` of linux/falloc.h."""
+# More of the tail: the reason of a crash comes last.
 _SHOWN_HEAD: Final = 800
 _SHOWN_TAIL: Final = 3200
 

@@ -48,6 +48,7 @@ def _record_of(cell: PlannedCell | Excluded) -> dict[str, Any]:
     return {
         "id": cell.cell.id,
         "axes": cell.cell.axes,
+        # Excluded cells have no outcome: they are in the list because a reader asks where they went.
         "outcome": getattr(cell, "outcome", "exclude"),
         "reason": cell.reason,
         "issue": cell.issue,
@@ -60,6 +61,7 @@ def _record_of(cell: PlannedCell | Excluded) -> dict[str, Any]:
 
 
 def _table_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
+    # No cells at all is an answer too: a selection may leave none.
     width = max((len(planned.cell.id) for planned in cells), default=0)
     for planned in cells:
         details = [planned.issue]

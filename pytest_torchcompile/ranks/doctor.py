@@ -92,6 +92,7 @@ def machine_lines(about: dict[str, Any]) -> Iterator[str]:
     gpus = [device for device in about["devices"] if device != "cpu"]
     files = gpu_device_files()
     if gpus:
+        # Without device files nothing can be locked, and CUDA itself decides which GPU a process gets.
         usable = ", ".join(visible_gpus(files)) or "all, without leases"
         yield f"CUDA {about['cuda']}, driver {about['driver'] or 'unknown'}: {', '.join(gpus)} (leased: {usable})"
     elif about["cuda"] is None:
@@ -185,6 +186,7 @@ def _missing_for_model(matrix: Matrix, planned: PlannedCell) -> str:
 
     cell, entry = planned.cell, matrix.models[planned.cell.model]
     gpus = visible_gpus(gpu_device_files())
+    # Without a GPU a cell of CUDA is told of below, by what its device says.
     if gpus and (needed := gpus_of(cell)) > len(gpus):
         return f"it needs {count(needed, 'GPU')}, and this machine has {len(gpus)} to use"
     try:

@@ -226,6 +226,7 @@ class Execution:
             return self._on_gpus(cell, job)
         except UsageError:
             raise
+        # Remembered: the next cell would wait for the same time-out, and fail as this one.
         except NoRank as error:
             self.unable = str(error)
             return [RankOutcome(NO_RANK, message=self.unable, evidence=error.evidence)]

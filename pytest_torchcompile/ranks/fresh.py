@@ -42,6 +42,7 @@ START_SECONDS: Final = 180.0
 _PREFIX: Final = "torchcompile-"
 _LOOK_SECONDS: Final = 0.25
 """How often a log is looked at."""
+# A rank asked to end flushes its logs; after that it is killed.
 _END_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.01
 _COMMAND: Final = (
@@ -85,6 +86,7 @@ def start_fresh(folder: Path) -> tuple[FreshChannel, int, Path]:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
+    # Too many processes, or no memory for one more: it is the machine's, not the cell's.
     except OSError as error:
         raise NoRank(f"a rank process could not be started: {error}") from error
     channel, passed_on = FreshChannel.of_process(process)

@@ -67,6 +67,7 @@ class Leases:
             yield ()
             return
         taken = self._wait_for_gpus(count, alone or self.sharing == 1, timeout)
+        # In the order of the machine: the ranks are numbered by it, whoever was free first.
         self._last = tuple(sorted(taken, key=self.gpus.index))
         try:
             yield self._last
@@ -144,6 +145,7 @@ def _hold_mutex(folder: PrivateFolder) -> Iterator[None]:
     deadline = time.monotonic() + MUTEX_SECONDS
     lock = folder.open_file("mutex")
     try:
+        # Not a blocking lock: a process that is stopped would hold up all others for ever, without a word.
         while not _try_lock(lock, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise TorchcompileError(f"{folder.path / 'mutex'} has been locked for {MUTEX_SECONDS:g} s; expected a "
@@ -168,9 +170,11 @@ def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
     last = max(map(int, _ticket_names(queue)), default=0)
     counter = folder.open_file("counter")
     try:
+        # A ticket is a number of a few digits; the rest of a damaged file is of no use.
         written = os.read(counter, 32).strip()
         if written.isdigit():
             last = max(last, int(written))
+        # Emptied first: a shorter number would else keep the last digits of a longer one.
         os.ftruncate(counter, 0)
         os.pwrite(counter, str(last + 1).encode(), 0)
     finally:
@@ -242,6 +246,7 @@ class PrivateFolder:
         folder = cls(full_path, os.open(path, how, dir_fd=above))
         try:
             folder._refuse_strangers()
+        # Also for Ctrl-C: the descriptor would stay open.
         except BaseException:
             folder.close()
             raise

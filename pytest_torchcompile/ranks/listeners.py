@@ -48,6 +48,7 @@ def ask_recorder(file: Path) -> bool:
         # There is no pipe, or nobody at its other end.
         return False
     try:
+        # It may end between the opening and this.
         os.write(pipe, _ASK)
     except OSError:
         return False
@@ -63,6 +64,7 @@ def read_answer(file: Path) -> str:
         if time.monotonic() > deadline:
             return (f"flight recorder: not read within {PATIENCE:g} s, because the main thread does not let go of the "
                     "interpreter")
+        # Short beside the patience, and long enough not to take the core that is waited for.
         time.sleep(0.02)
     return file.read_text(encoding="utf-8")
 

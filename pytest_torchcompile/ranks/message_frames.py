@@ -38,6 +38,7 @@ def write_frame(stream: IO[bytes], frame: bytes) -> None:
     """Write one message. Raises OSError where nobody reads any more."""
     stream.write(_LENGTH.pack(len(frame)))
     stream.write(frame)
+    # The other end waits for the whole frame, and would wait for a buffer here.
     stream.flush()
 
 

@@ -155,6 +155,7 @@ def growth_bytes() -> int:
 
     Cells leave some 70 MB each behind (compiled code, libraries), and there may be a rank process for each core.
     """
+    # A quarter of a rank's share: the next cell needs the rest, for the model, its copies and the compiler.
     return allowed_memory_bytes() // (os.cpu_count() or 1) // 4
 
 
@@ -187,6 +188,7 @@ def _wait_for_stacks(path: Path) -> None:
     there. Who is to blame for a hang is read off the stack of the current thread, so that one must not be missing.
     """
     size = 0
+    # faulthandler writes from a signal handler and tells nobody when it has ended: two seconds at most.
     for _ in range(20):
         before, size = size, path.stat().st_size
         if size and size == before:

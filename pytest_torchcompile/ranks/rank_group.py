@@ -143,7 +143,7 @@ def cell_observation(cell: str, outcomes: Sequence[RankOutcome]) -> Observation:
         if rank.failure and rank.failure.kind != "aborted":
             failures[r] = rank.failure
     # Before rank 0 gets the cell's failure: each rank keeps its own.
-    seen.ranks = [{key: value for key, value in rank.to_dict().items() if key in _KEPT} for rank in ranks[1:]]
+    seen.ranks = list(map(_kept_of_rank, ranks[1:]))
     if failures:
         seen.failure = _cell_failure(failures, guilty, ranks)
     divergences = [rank.sections.get("rank_divergence") for rank in ranks]
@@ -180,6 +180,7 @@ def _blame_order(outcome: RankOutcome, rank: Observation) -> tuple[int, bool, fl
     else:
         text = f"{failure.message} {failure.evidence}"
     if (failure and failure.kind == "aborted") or _was_taken_along(text):
+        # The lowest is to blame, so who was only taken along by another rank comes last.
         return 3, False, outcome.at
     if failure and failure.kind == "timeout":
         return 2, _waits_in_collective(failure.evidence), 0.0
@@ -199,6 +200,7 @@ def _waits_in_collective(stacks: str) -> bool:
     """Whether the innermost frames of the main thread, whose stack comes last, are those of a collective."""
     main_thread = stacks.partition("Current thread")[2]
     frames = [line for line in main_thread.splitlines() if line.startswith("  File ")]
+    # A collective is entered by a few frames of torch; further out the same files stand in every stack.
     innermost = "\n".join(frames[:4])
     return any(file in innermost for file in _IN_A_COLLECTIVE)
 
@@ -233,6 +235,10 @@ def _mark_follower(rank: Observation, guilty: int) -> None:
         return
     if follows:
         rank.failure = Failure("aborted", f"after rank {guilty} had failed: {text}", evidence=evidence)
+
+
+def _kept_of_rank(rank: Observation) -> dict[str, Any]:
+    return {key: value for key, value in rank.to_dict().items() if key in _KEPT}
 
 
 def _cell_failure(failures: Mapping[int, Failure], guilty: int | None, ranks: Sequence[Observation]) -> Failure:

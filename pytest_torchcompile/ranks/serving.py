@@ -71,6 +71,7 @@ def serve_jobs(connection: Messages, folder: Path, listen: Callable[[BinaryIO], 
 
 def _redirect_streams(log: Path) -> None:
     fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    # No input: a model that asks for a key must fail at once, and not wait until the time-out.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(fd, 1)

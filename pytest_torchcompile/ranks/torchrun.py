@@ -160,5 +160,6 @@ def _all_outcomes(answer: RankOutcome, here: Torchrun, mine: RankOutcome) -> lis
             outcomes.append(RankOutcome("crash", message=why, evidence=answer.evidence))
         else:
             outcomes.append(RankOutcome(**json.loads(text)))
+    # One's own outcome is known at first hand, also where the others could not be reached.
     outcomes[here.rank] = mine
     return outcomes

@@ -87,6 +87,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        # The timer before the handler: an alarm in between would meet the default one, which ends the process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -121,6 +122,7 @@ def main(folder: Path, alive: int) -> None:
     lifeline = os.open(folder.parent / "lifeline", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(folder / "socket"))
+    # xdist's workers may all ask in the same moment; who finds the queue full is refused.
     server.listen(64)
     adopt_orphans()
     try:
@@ -142,6 +144,7 @@ def main(folder: Path, alive: int) -> None:
     while is_alive(folder.parent):
         ready, _, _ = select.select([server.fileno(), lifeline, wake], [], [], _cap_logs(ranks, folder))
         if wake in ready:
+            # Emptied, whatever is in it: that something ended is the news, not how much of it.
             os.read(wake, 4096)
         _reap_ranks(ranks, own, folder)
         if lifeline in ready:

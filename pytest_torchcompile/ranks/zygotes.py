@@ -107,6 +107,7 @@ def connect_rank(root: Path) -> tuple[Connection, int, Path]:
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
+        # Asked anew in each round: another worker may have started the next one meanwhile.
         number = _newest_zygote(root)
         if number == 0:
             raise NoRank(f"the folder of the run's processes is gone: {root}")
@@ -124,6 +125,7 @@ def is_alive(folder: Path) -> bool:
     except OSError:
         return False
     try:
+        # Shared, so that two who look at the same time do not take each other for the owner.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -178,6 +180,7 @@ def _ask_for_rank(folder: Path, deadline: float) -> tuple[Connection, int] | Non
         try:
             if connection.poll(max(0.0, deadline - time.monotonic())):
                 return connection, connection.recv()
+        # A zygote that ran out of memory for a fork closes without a word; the next try may do.
         except (EOFError, OSError):
             refused += 1
         connection.close()

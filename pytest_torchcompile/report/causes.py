@@ -155,6 +155,7 @@ def _sightings_in(facts: Facts, wanted: frozenset[str]) -> list[_Sighting]:
             everything.append(sighting)
             if not root_check(verdict, problem, facts.verdicts):
                 independent.append(sighting)
+    # Two checks may each follow from the other; then something has to be told all the same.
     return independent or everything
 
 

@@ -54,6 +54,7 @@ class CodeStore:
         if not key.isalnum():
             return None
         try:
+            # Texts are tidied away when the folder grows, and are no part of a report: to lack one is no error.
             return self._file_of(key).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
@@ -114,7 +115,11 @@ class CodeChanges:
 
     def places(self, kind: str, happened: str) -> int:
         """How many graphs or kernels are changed, new or gone, each counted in every cell."""
-        return sum(change.places for change in self.changes if (change.kind, change.happened) == (kind, happened))
+        places = 0
+        for change in self.changes:
+            if change.kind == kind and change.happened == happened:
+                places += change.places
+        return places
 
 
 def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Mapping[str, Any]]) -> CodeChanges:
@@ -156,9 +161,11 @@ def _pieces_by_cell(cells: Iterable[Mapping[str, Any]]) -> dict[str, list[CodePi
     for cell in cells:
         sections = as_mapping(as_mapping(cell.get("observation")).get("sections"))
         recorded = as_mapping(sections.get("compiles")).get("code")
-        pieces = None
+        pieces: list[CodePiece] | None = None
         if isinstance(recorded, list):
-            pieces = [piece for graph in recorded for piece in _pieces_of_graph(as_mapping(graph))]
+            pieces = []
+            for graph in recorded:
+                pieces += _pieces_of_graph(as_mapping(graph))
         by_cell[as_text(cell.get("id"))] = pieces
     return by_cell
 
@@ -183,6 +190,7 @@ def change_lines(found: CodeChanges, old: CodeStore, new: CodeStore) -> Iterator
         if cells:
             yield f"{count(len(cells), 'cell')} {what}: {harmless_text(first_names(cells))}"
     for number, change in enumerate(found.changes):
+        # An empty line before each difference, and one behind the last of them.
         if number <= SHOWN_CHANGES:
             yield ""
         yield harmless_text(change_title(change))

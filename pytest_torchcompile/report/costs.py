@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -130,11 +131,18 @@ def shared_graphs(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, li
         if observation.get("ranks"):
             continue
         compiles = as_mapping(as_mapping(observation.get("sections")).get("compiles")).get("compiles") or ()
-        answers = [pair for each in compiles for pair in zip(each["caches"], each["cache_keys"], strict=False)]
-        keys[cell] = {key for answer, key in answers if answer in _LOOKED_UP and key}
-    cells_of = Counter(key for mine in keys.values() for key in mine)
-    shared = {cell: sorted(key for key in mine if cells_of[key] > 1) for cell, mine in keys.items()}
-    return {cell: mine for cell, mine in shared.items() if mine}
+        keys[cell] = set()
+        for each in compiles:
+
+            answers = zip(each["caches"], each["cache_keys"], strict=False)
+            keys[cell].update(key for answer, key in answers if answer in _LOOKED_UP and key)
+    cells_of = Counter(itertools.chain.from_iterable(keys.values()))
+    shared = {}
+    for cell, mine in keys.items():
+        with_others = sorted(key for key in mine if cells_of[key] > 1)
+        if with_others:
+            shared[cell] = with_others
+    return shared
 
 
 def _cost_of_cell(facts: Facts, dearest: Mapping[str, Compile]) -> CellCost:
@@ -157,6 +165,7 @@ def _cost_of_cell(facts: Facts, dearest: Mapping[str, Compile]) -> CellCost:
 
 def _advice(facts: Facts, total: float, unique: float, repeated: float, judging: float) -> str:
     """One way to make a cell cheaper: the one for what is largest in it."""
+    # From a quarter on, the waste is worth an advice of its own before anything about the cell itself.
     if repeated > total / 4:
         return "its graphs were compiled by another cell too: keep TORCHINDUCTOR_CACHE_DIR, or use fewer workers"
     if unique > total / 2:

@@ -154,6 +154,7 @@ def later_run_mark(arguments: Sequence[str]) -> dict[str, str]:
         elif words[-1:] != ["..."]:
             words.append("...")
         value_follows = ours and "=" not in text
+    # A command may name hundreds of files; its beginning tells which one it was.
     return {"began": utc_time(), "command": f"pytest {' '.join(map(_quote_word, words))}"[:300]}
 
 
@@ -182,6 +183,7 @@ def mark_earlier(path: Path, mark: dict[str, str]) -> None:
         else:
             _mark_report(path, data, mark)
     except OSError:
+        # A file that cannot be written to may still be moved, and must not be taken for this run's report.
         path.replace(path.with_name(f"{RENAMED}{path.stem}"))
 
 

@@ -62,4 +62,5 @@ def key_of_cell(cell: Mapping[str, Any], run: Mapping[str, Any] | None, environm
     planned = {name: value for name, value in (cell.get("planned") or {}).items() if name != "rule"}
     told = json.dumps([rests_on, planned, dict(environment), run.get("plugin"), run["packages"]],
                       sort_keys=True)
+    # 48 bits: enough to tell the few runs of one cell apart, and short in a report.
     return hashlib.sha256(told.encode()).hexdigest()[:12]

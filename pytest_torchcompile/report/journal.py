@@ -55,6 +55,7 @@ class Journal:
         """What of the run's files could not be written; others than this one are noted here too."""
         self._sources = Sources()
         self._file: IO[str] | None = None
+        # Set by the first write that fails: a full disk would else be told for each verdict.
         self._given_up = False
 
     @cached_property
@@ -213,6 +214,7 @@ class Journal:
 
     def seconds(self) -> dict[str, float]:
         """Wall seconds of each cell that ran."""
+        # Milliseconds: more digits are noise, and would change the file from run to run.
         return {cell: round(seconds, 3) for cell, seconds in self._current().seconds.items() if seconds}
 
     def graphs(self) -> dict[str, list[str]]:

@@ -58,6 +58,7 @@ def newest_of_other_commit(root: Path, commit: str, shard: tuple[int, int] = (1,
 def _name_of_run(block: Mapping[str, Any]) -> str:
     """``20261123T184501-0123456789ab``; empty where the run does not tell when it began."""
     run = block["run"] or {}
+    # Without separators, for a colon is not allowed in names on Windows; cut before the zone.
     date = re.sub(r"[-:]", "", str(run.get("started") or ""))[:15]
     commit = str((run.get("git") or {}).get("commit") or "")[:12] or _NO_COMMIT
     name = f"{date}-{commit}{_shard_suffix(_shard_of(block))}"

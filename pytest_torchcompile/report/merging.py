@@ -63,6 +63,7 @@ def merge_reports(reports: Sequence[Report], varying: frozenset[str] = VARYING) 
     if not reports:
         raise ReportError("no report is given")
     first = reports[0]
+    # Each is held against the first: what all have in common with it, they have in common with each other.
     for report in reports[1:]:
         _require_same_run(first, report)
         _require_same_sources(first, report)
@@ -109,6 +110,7 @@ def _require_same_run(first: Report, other: Report) -> None:
 
 def _require_same_sources(first: Report, other: Report) -> None:
     """Shards may import different files, but a file that both imported has to be the same."""
+    # Reports of schema 1.0 name no sources, and agree with any.
     ours, theirs = ((report.block["run"] or {}).get("sources", {}) for report in (first, other))
     differing = sorted(name for name in ours if theirs.get(name, ours[name]) != ours[name])
     if differing:
@@ -157,6 +159,7 @@ def _merge_environments(reports: Sequence[Report], varying: frozenset[str]) -> t
             if not merged:
                 merged, origin = environment, where
             if environment.keys() != merged.keys():
+                # Not a difference in a value but in the version that wrote it, so one key is example enough.
                 odd = sorted(environment.keys() ^ merged.keys())[0]
                 raise ReportError(f"mixed environments: only one of {origin} and {where} tells {odd}")
             for key, theirs in environment.items():
@@ -224,6 +227,7 @@ def _merge_gates(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
 
 def _find_problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterator[str]:
     _, of = reports[0].shard
+    # Shards are counted from 1, as `--compile-shard 1/8` has them.
     absent = sorted(set(range(1, of + 1)) - {report.shard[0] for report in reports})
     if len(absent) == 1:
         yield f"shard {absent[0]} of {of} is missing"

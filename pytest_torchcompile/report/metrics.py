@@ -52,6 +52,7 @@ def _silent_eager(sections: Sections) -> float | None:
 def _compile_seconds(sections: Sections) -> float | None:
     if "compiles" not in sections:
         return None
+    # Exact: the sum must not depend on the order of the compiles, for reports are compared.
     return math.fsum(each["seconds"] for each in sections["compiles"]["compiles"])
 
 
@@ -59,11 +60,13 @@ def _guard_microseconds(sections: Sections) -> float | None:
     """None where torch told it of no compile: then it was not measured."""
     if "compiles" not in sections:
         return None
+    # Zero is told only where torch gave no figure, for no set of guards takes no time at all.
     return sum(each["guard_microseconds"] for each in sections["compiles"]["compiles"]) or None
 
 
 def _step_ms(sections: Sections) -> float | None:
     sides = sections.get("worth", {}).get("sides")
+    # The section has seconds.
     return None if sides is None else float(1e3 * sides["compiled"]["median"])
 
 
@@ -76,16 +79,23 @@ def _kernel_count(sections: Sections) -> float | None:
 def _shipped_routes(sections: Sections) -> float | None:
     if "artifacts" not in sections:
         return None
-    shipped = [each for each in sections["artifacts"]["routes"] if not each["skipped"] and not each["refused"]]
-    return sum(not each["problems"] for each in shipped)
+    without_problems = 0
+    for route in sections["artifacts"]["routes"]:
+        was_shipped = not route["skipped"] and not route["refused"]
+        if was_shipped and not route["problems"]:
+            without_problems += 1
+    return without_problems
 
 
 def _cache_misses(sections: Sections) -> float | None:
     """None where no route that keeps graphs has shipped any: nothing was counted."""
     if "artifacts" not in sections:
         return None
-    counted = [each["misses"] for each in sections["artifacts"]["routes"] if each["cached"] and not each["refused"]]
-    return sum(counted) if counted else None
+    misses = None
+    for route in sections["artifacts"]["routes"]:
+        if route["cached"] and not route["refused"]:
+            misses = (misses or 0) + route["misses"]
+    return misses
 
 
 def _number_reader(key: str) -> Callable[[Sections], float | None]:

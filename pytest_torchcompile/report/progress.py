@@ -15,6 +15,7 @@ __all__ = ["RunProgress"]
 _RUNNING_SHOWN: Final = 2
 """Cells that are running and named."""
 _FAILING_SHOWN: Final = 1
+# Seconds.
 _MINUTE: Final = 60
 
 

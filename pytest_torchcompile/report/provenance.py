@@ -132,6 +132,7 @@ def git_output(root: Path, *command: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=PATIENCE,
                               errors="surrogateescape", check=False, stdin=subprocess.DEVNULL)
+    # No git, a path that it refuses, a repository on a slow disk: of which commit a run was is then unknown, no error.
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -196,6 +196,7 @@ def _read_bytes(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.glob("*.json*"))
+            # A folder of kept runs has hundreds of reports; ten show that the right ones are near.
             holds = f"; it holds {', '.join(inside[:10])}" if inside else ""
             raise ReportError(f"{name}: is a folder; expected report files{holds}")
         return _read_regular_file(path, name)

@@ -106,6 +106,7 @@ def merge_tests(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
 # -------------------------------------------------------------------------------------------------------- the whole run
 GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
 """The checks whose worst verdict the block states by itself, under ``gates``."""
+# The block repeats them for who reads nothing else; the cells have all of them.
 PROBLEMS_OF_A_GATE: Final = 5
 
 
@@ -155,7 +156,11 @@ class Record:
     def add_verdict(self, carried: Mapping[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
         cell = carried["cell"]
-        verdict = {key: carried[key] for key in ("verdict", "problems", "note") if carried.get(key) not in (None, "")}
+        verdict = {}
+        for key in ("verdict", "problems", "note"):
+            # An empty note would be written for each of thousands of verdicts.
+            if carried.get(key) not in (None, ""):
+                verdict[key] = carried[key]
         self.verdicts.setdefault(cell, {})[carried["check"]] = verdict
         # The first verdict of a cell brings the observation for all of them.
         if "observation" in carried:

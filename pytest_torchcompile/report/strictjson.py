@@ -24,6 +24,7 @@ def loads(text: str, ours: bool = False) -> Any:
     ``ours``: known to be as :func:`dumps` wrote it, so that no object is looked through for keys given twice.
     """
     try:
+        # What our own writer sealed has no key twice; to look for one makes the parsing of large reports slower.
         hook = None if ours else _make_object
         return json.loads(text, object_pairs_hook=hook, parse_constant=_refuse_constant)
     except StrictError:
@@ -36,6 +37,7 @@ def loads(text: str, ours: bool = False) -> Any:
     # A whole number of more digits than Python reads.
     except ValueError as error:
         raise StrictError(str(error)) from None
+    # Python's parser recurses, so thousands of brackets end it: a planted file, not a report.
     except RecursionError:
         raise StrictError("is nested too deeply") from None
     except MemoryError:
@@ -45,6 +47,7 @@ def loads(text: str, ours: bool = False) -> Any:
 def plain_json(value: Any) -> Any:
     """Return the value with NaN and infinities as texts (``nan``, ``inf``), for which JSON has no numbers."""
     try:
+        # Tried as it is first: nearly every value is free of NaN, and to walk it costs more than to write it.
         json.dumps(value, allow_nan=False)
     except ValueError:
         return _spell_out_nan(value)
@@ -54,6 +57,7 @@ def plain_json(value: Any) -> Any:
 def dumps(value: Any, indent: int | None = None) -> str:
     """Strict JSON of any value: NaN and infinities as texts, what JSON has no form for as ``str`` has it."""
     try:
+        # The same order as above: what has no NaN is not copied.
         return json.dumps(value, indent=indent, allow_nan=False, default=str)
     except ValueError:
         return json.dumps(_spell_out_nan(value), indent=indent, allow_nan=False, default=str)

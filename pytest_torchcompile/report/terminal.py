@@ -95,6 +95,7 @@ def _reason_lines(what: str, reasons: Counter[str]) -> Iterator[str]:
 def _version_of(package: str) -> str:
     try:
         return metadata.version(package)
+    # Run from a checkout that was not installed.
     except metadata.PackageNotFoundError:
         return "(not installed)"
 
@@ -110,6 +111,7 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
     own = next(verdict for verdict in verdicts if verdict.check == check)
     lines: list[str] = []
     for problem in own.problems:
+        # Hundreds of cells may fail alike, and the terminal is read from its end.
         if told_before:
             short = textwrap.shorten(problem.message, _LONGEST_CONSEQUENCE, placeholder=" ...")
             lines.append(f"{check}: same as above, {problem.place}: {short}")

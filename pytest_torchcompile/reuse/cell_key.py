@@ -112,6 +112,7 @@ _DRAWING: Final = frozenset(name for name, check in CHECKS.items() if check.draw
 
 def cell_folder(job: Job) -> str:
     """The name of the folder in which the results of a cell are: the cell's own part, and a hash of all asked of it."""
+    # 160 bits of the hash: no two cells meet by chance, and paths stay short.
     return f"{folder_prefix(job)}{digest_of(asked_of(job))[:40]}"
 
 
@@ -125,6 +126,7 @@ def asked_of(job: Job) -> dict[str, str]:
     asked = asdict(job)
     for name in _NOT_ASKED:
         del asked[name]
+    # A new default of the fuzzer must not run cells again that draw nothing.
     asked["fuzz"] = {}
     if not _DRAWING.isdisjoint(job.checks):
         asked["fuzz"] = {name: value for name, value in job.fuzz.items() if name != "root"}
@@ -136,6 +138,7 @@ def asked_of(job: Job) -> dict[str, str]:
 
 def _matrix_file(job: Job) -> str:
     """The matrix' file, from the root."""
+    # From the right: a path on Windows has a colon of its own.
     file = str(job.entry["where"]).rsplit(":", 2)[0]
     return Path(os.path.relpath(file, job.root)).as_posix() if os.path.isabs(file) else file
 
@@ -153,6 +156,7 @@ def start_names(job: Job) -> set[str]:
             texts.append(value)
     names: set[str] = set()
     for text in texts:
+        # Every word of every text: `package.module:Class.make` may reach code by any of its parts.
         names.update(_WORD.findall(str(text)))
     return names
 

@@ -73,6 +73,7 @@ class ResultStore:
         files: list[tuple[float, Path]] = []
         for file in self.folder.joinpath(name).glob("*.entry"):
             with contextlib.suppress(OSError):
+                # Another process may remove it between the list and this.
                 files.append((file.stat().st_mtime, file))
         for _, file in sorted(files, reverse=True)[:_VARIANTS]:
             content = _read_file(file)
@@ -82,6 +83,7 @@ class ResultStore:
     def keep(self, name: str, content: dict[str, Any]) -> bool:
         """Keep an entry in the folder ``name``; whether it could be written."""
         data = _encode(content)
+        # Named by its content: two workers that keep the same result write the same file.
         return self._write(self.folder / name / f"{hashlib.sha256(data).hexdigest()[:32]}.entry", data)
 
     def entries_of_prefix(self, prefix: str) -> Iterator[dict[str, Any]]:
@@ -134,6 +136,7 @@ class ResultStore:
         beside = beside_place(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            # Beside it and moved, for another worker may read the folder at this moment.
             beside.write_bytes(data)
             beside.replace(file)
         except OSError:
@@ -145,13 +148,16 @@ class ResultStore:
 
 def _time_of_use(file: Path) -> float:
     try:
+        # Another run may tidy the folder meanwhile; what is gone was used least.
         return file.stat().st_mtime
     except OSError:
         return 0.0
 
 
 def _encode(content: Any) -> bytes:
+    # The fastest level: observations are mostly repetition, and shrink well even so.
     packed = zlib.compress(json.dumps(content, sort_keys=True).encode(), 1)
+    # A checksum in front: what was damaged on the disk must never become a verdict.
     return hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed
 
 
@@ -162,6 +168,7 @@ def _read_file(file: Path) -> Any:
         if hashlib.sha256(packed).hexdigest().encode() != digest:
             return None
         return json.loads(zlib.decompress(packed))
+    # A damaged entry is as good as none: the cell is run.
     except (OSError, ValueError, zlib.error):
         return None
 
@@ -218,6 +225,7 @@ class CellReuse:
             # What another version has written, or somebody by hand.
             except (KeyError, TypeError, AttributeError, ValueError):
                 continue
+            # The reason of the entry used last: that of an older branch would only confuse.
             reason = reason or changed
         return reason or self._why_none_is_kept(job)
 
@@ -241,10 +249,12 @@ class CellReuse:
             return "a part of the kept result is gone"
         root = Path(job.root)
         inputs = RunInputs.from_dict({**entry["inputs"], **shared})
+        # The cheap questions first: this only asks where modules are found, the next parses them.
         if elsewhere := modules_differ(inputs, root):
             return elsewhere
         try:
             use = source_use(inputs, job)
+        # The file may have been edited since the run, and broken by it; then nothing can be said of it.
         except (OSError, SyntaxError, ValueError) as error:
             return f"the code of its model can't be read: {error}"
         now, then = key_parts(job, use, os.environ), entry["parts"]
@@ -292,12 +302,14 @@ class CellReuse:
         if why := why_always_run(planned, job):
             return why
         content = observation.to_dict()
+        # One that wavers has no result to speak of: the next run may well come to another.
         if not is_settled(content):
             return "a model whose runs differ is always run"
         if why := self.unsteady_environment():
             return why
         inputs = RunInputs.of_ranks(read)
         inputs.places = places_of_names(inputs, root)
+        # The cell may have run the old text, and its key would be that of the new one.
         if edited_since(root, observation.sources or {}):
             return "its code was edited while it ran"
         try:

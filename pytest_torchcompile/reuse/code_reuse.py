@@ -86,6 +86,8 @@ class CodeReuse:
             return "a model whose runs differ is always run"
         if why := self._results.unsteady_environment():
             return why
+        # Only what is installed: the project's own code may have changed, for it is compiled and compared by its
+        # result.
         shared, _ = self._results.keep_shared(RunInputs.of_ranks(read))
         entry = {"version": _VERSION, "parts": machine_parts(job, os.environ), "shared": shared,
                  "comparisons": dict(made), "run": self._results.this_run(), "at": time.time()}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -216,7 +217,10 @@ def _counted_definitions(modules: Collection[ModuleText], names: Collection[str]
 
 
 def _all_definitions(modules: Iterable[ModuleText]) -> set[Definition]:
-    return {each for module in modules for each in module.definitions()}
+    definitions: set[Definition] = set()
+    for module in modules:
+        definitions.update(module.definitions())
+    return definitions
 
 
 def _index_by_name(modules: Iterable[ModuleText]) -> dict[str, list[Definition]]:
@@ -232,6 +236,7 @@ def read_module(file: Path) -> ModuleText:
     return _take_apart(file.read_bytes())
 
 
+# Cells of a matrix share their modules; without it each cell would parse all of them again.
 @functools.lru_cache(maxsize=4096)
 def _take_apart(data: bytes) -> ModuleText:
     tree = ast.parse(data)
@@ -314,7 +319,7 @@ def _has_strange_decorator(node: _Named) -> bool:
 
 
 def _contains_call(nodes: Iterable[ast.AST | None]) -> bool:
-    inside = (inner for node in nodes if node is not None for inner in ast.walk(node))
+    inside = itertools.chain.from_iterable(map(ast.walk, filter(None, nodes)))
     return any(isinstance(inner, ast.Call) for inner in inside)
 
 
@@ -347,6 +352,7 @@ def _collect_names(node: ast.AST, identifiers: set[str], texts: set[str]) -> Non
     elif way := way_through_links(node):
         identifiers.add(way)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # A text may be looked up with getattr, or be an entry of a registry.
         texts.update(_WORD.findall(node.value))
     elif isinstance(node, ast.Constant) and isinstance(node.value, bytes):
         texts.update(_WORD.findall(node.value.decode("utf-8", "replace")))

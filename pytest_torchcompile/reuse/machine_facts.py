@@ -97,6 +97,7 @@ def _packages() -> Iterator[tuple[str, str]]:
     met: Counter[str] = Counter()
     for folder in dict.fromkeys(sys.path):
         try:
+            # An empty entry of the path is the current folder, as Python has it.
             entries = sorted(os.listdir(folder or "."))
         except OSError:
             continue
@@ -150,6 +151,7 @@ def _compiler() -> dict[str, str]:
         return {}
     try:
         told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    # A wrapper script without `--version` is told apart by its file, below.
     except (OSError, subprocess.TimeoutExpired):
         told = ""
     return {"place": program, "version": told, "file": _mark_of_file(program)}
@@ -163,6 +165,7 @@ def tools_of_path(variables: Mapping[str, str]) -> dict[str, str]:
     return dict(_tools_of(variables.get("PATH", "")))
 
 
+# Each look-up hashes every tool that it finds; a run seldom has more than one PATH.
 @functools.lru_cache(maxsize=8)
 def _tools_of(path: str) -> tuple[tuple[str, str], ...]:
     found = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -77,6 +78,7 @@ def find_lines(observation: Mapping[str, Any], files: Collection[str], root: Pat
         return line
 
     _rewrite(observation, _FileNames(files, root), "", note)
+    # Of these only that there are any is kept: no file can be asked for them.
     unplaced = named.pop(_UNPLACED, None) is not None
     anchors = {}
     for file, lines in named.items():
@@ -98,12 +100,13 @@ def move_lines(observation: dict[str, Any], kept: NamedLines, root: Path) -> dic
             edited[file] = data
     if not edited:
         return observation
+    # It may be of the edited file or of another one, so nobody can say whether it has moved.
     if kept.unplaced:
         raise LinesMoved(f"{min(edited)} was edited, and its report names a line without a file")
     now: dict[str, dict[int, int]] = {}
     for file in edited.keys() & kept.anchors.keys():
         now[file] = _lines_of_today(file, kept.anchors[file], edited[file])
-    if all(line == today for lines in now.values() for line, today in lines.items()):
+    if not any(map(_has_moved, now.values())):
         return observation
 
     def move(file: str, line: int) -> int:
@@ -111,6 +114,10 @@ def move_lines(observation: dict[str, Any], kept: NamedLines, root: Path) -> dic
 
     moved: dict[str, Any] = _rewrite(observation, _FileNames(kept.digests, root), "", move)
     return moved
+
+
+def _has_moved(lines: Mapping[int, int]) -> bool:
+    return any(line != today for line, today in lines.items())
 
 
 def _lines_of_today(file: str, anchors: Mapping[str, str], data: bytes) -> dict[int, int]:
@@ -134,6 +141,7 @@ class _AnchoredLines:
     """The line of every node."""
 
 
+# By the bytes, not by the path: a file has two texts here, that of the run and today's.
 @functools.lru_cache(maxsize=256)
 def _anchored_lines(data: bytes) -> _AnchoredLines:
     tree = ast.parse(data)
@@ -142,7 +150,7 @@ def _anchored_lines(data: bytes) -> _AnchoredLines:
     by_anchor: dict[str, int] = {}
     ends = _ends_of_lines(tree)
     for name, nodes in numbered_definitions(tree):
-        inside = [inner for node in nodes for inner in ast.walk(node)]
+        inside = itertools.chain.from_iterable(map(ast.walk, nodes))
         for number, node in enumerate(inside):
             line = getattr(node, "lineno", 0)
             # A parameter list or an operator stands at no place of its own.
@@ -218,6 +226,7 @@ def _rewrite(value: Any, files: _FileNames, context: str, visit: Visit) -> Any:
     for key, each in value.items():
         if key in _NOT_SHOWN:
             written[key] = each
+        # Not isinstance: True and False are ints to Python, and no lines.
         elif key in _NUMBERS and type(each) is int:
             written[key] = _rewrite_number(each, files, context, visit)
         else:

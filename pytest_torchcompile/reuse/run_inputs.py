@@ -72,6 +72,7 @@ class RunInputs:
                 (joined.files, each.files),
                 (joined.folders, each.folders),
             ):
+                # The file was written between two reads, so that nobody knows which text counts.
                 if any(mine.get(name, value) != value for name, value in theirs.items()):
                     joined.untraceable.append("the ranks have read different contents of one file")
                 mine.update(theirs)
@@ -86,8 +87,10 @@ def collect_inputs(root: Path) -> dict[str, Any]:
     """What this process has read so far, as plain data."""
     inputs = RunInputs()
     imported: set[str] = set()
+    # A copy: to look at a module may import another one.
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")
+        # These are our own ranks' start code.
         if isinstance(file, str) and name not in ("__main__", "__mp_main__"):
             imported.add(file)
             _take_module(inputs, name, file, root)
@@ -140,6 +143,7 @@ def modules_differ(inputs: RunInputs, root: Path) -> str:
     for name, file in inputs.modules.items():
         place = root / file
         found = _find_module(name, place, root)
+        # By the real path: a checkout may be reached through a link.
         if found is None or os.path.realpath(found) != os.path.realpath(place):
             return f"the module {name} is not found in {file} any more"
     for name in inputs.absent:

@@ -33,9 +33,11 @@ def way_through_links(node: ast.AST) -> str:
 
 def names_of_kernel_language(tree: ast.Module) -> frozenset[str]:
     """Names that a module binds to Triton's language at its top, and to nothing else anywhere."""
-    imports = [node for node in tree.body if isinstance(node, ast.Import)]
-    names = [alias for node in imports for alias in node.names]
-    imported = {alias.asname for alias in names if alias.name == _KERNEL_LANGUAGE and alias.asname}
+    imported: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            # Without `as` only the name `triton` is bound.
+            imported.update(alias.asname for alias in node.names if alias.name == _KERNEL_LANGUAGE and alias.asname)
     bound: Counter[str] = Counter()
     for inner in ast.walk(tree):
         if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):

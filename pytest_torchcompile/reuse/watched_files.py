@@ -57,13 +57,9 @@ _EVENTS: Final = frozenset(
 _PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 _ZOO: Final = os.path.join(_PACKAGE, "zoo") + os.sep
 """Models that lie in this package, and are a project's all the same."""
-_STANDARD: Final = tuple(
-    {
-        os.path.join(path, "")
-        for name in ("stdlib", "platstdlib")
-        for path in (sysconfig.get_path(name), os.path.realpath(sysconfig.get_path(name)))
-    }
-)
+_LIBRARIES: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+# The library may be reached by a link, and a file of it is known by either path.
+_STANDARD: Final = tuple({os.path.join(path, "") for path in (*_LIBRARIES, *map(os.path.realpath, _LIBRARIES))})
 _ZIPPED: Final = frozenset(path for path in sys.path if path.endswith(".zip"))
 """Where Python looks for its own library before it looks in a folder."""
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -116,14 +112,17 @@ def _note_event(event: str, args: tuple[Any, ...]) -> None:
     if event not in _EVENTS:
         return
     frame = sys._getframe(1)
+    # Python's import opens files and lists folders for itself; of that only which module it found counts.
     by_import = frame.f_code.co_filename.startswith("<frozen importlib")
     answers = ""
     while frame is not None:
         name = frame.f_code.co_filename
+        # Frames without a file, and Python's own library, act for who called them.
         if name[:1] != "<" and not (name.startswith(_STANDARD) and "-packages" not in name):
             answers = name
             break
         frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+    # Only noted: a hook that opens files itself would call itself, and one that takes long slows everything.
     _noted.append((event, args[0] if args else None, args[2] if len(args) > 2 else 0, answers, by_import))
 
 
@@ -167,6 +166,7 @@ def _watch_file(path: str, root: Path) -> str:
     """The hash of a file as the cell had it."""
     try:
         status = os.stat(path)
+    # A path with a NUL byte raises ValueError; as for Python itself there is no such file.
     except (OSError, ValueError):
         return ""
     if not os.path.isfile(path):
@@ -196,6 +196,7 @@ def hash_of_listing(folder: Path) -> str:
 def _untraceable(event: str, subject: Any, answers: str) -> str:
     """Why an event can't be followed; empty for what the compiler does."""
     if _is_compilers(answers):
+        # The compiler loads what it has just built, which is no input; a library of the project is one.
         if event == "ctypes.dlopen" and _is_project_library(subject):
             return f"loads the library {Path(str(subject)).name}"
         return ""
@@ -207,6 +208,7 @@ def _untraceable(event: str, subject: Any, answers: str) -> str:
         return "changes the working folder"
     if event == "sqlite3.connect":
         return "opens a database"
+    # None is the process itself.
     if event == "ctypes.dlopen" and subject is not None:
         return f"loads the library {Path(str(subject)).name}"
     return ""
@@ -237,6 +239,7 @@ def _absolute(subject: Any) -> str | None:
     if isinstance(subject, int) or subject is None:
         return None
     try:
+        # An audit event may name a file by its descriptor, which is no path.
         return os.path.abspath(os.fsdecode(subject))
     except (TypeError, ValueError):
         return None

@@ -48,6 +48,7 @@ def make_artifact(order: Mapping[str, Any]) -> dict[str, Any]:
         # As the second process runs it: torch's settings are part of every key.
         with isolated([]), same_random_draws():
             route.ship(program, from_plain(order["declared"]), folder)
+    # A route that says no has done its work; what it cannot ship is a result, no error.
     except Refused as why:
         made["failure"] = str(why)
     made["seconds"] = time.perf_counter() - begun
@@ -73,6 +74,7 @@ def program_of(order: Mapping[str, Any]) -> Program:
         compiler = route.load(folder)
     except Refused as why:
         raise NotLoaded(str(why)) from why
+    # Anything else is raised by our loading or torch's, not by the model, and is told so.
     except Exception as why:
         raise OwnFailure(own_failure_text()) from why
     return replace(program, compiler=compiler)

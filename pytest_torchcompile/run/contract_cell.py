@@ -29,6 +29,7 @@ def program_of(data: Mapping[str, Any]) -> Program:
 
     job = Job(**data)
     cell, entry, root = Cell.from_dict(job.cell), ModelEntry.from_dict(job.entry), Path(job.root)
+    # As in the rank that ran the cell: sums differ with the number of threads.
     if job.threads:
         torch.set_num_threads(job.threads)
     set_compile_threads(job.compile_threads)

@@ -233,6 +233,7 @@ def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
     """
     if ledger.raised or ledger.failures:
         return ""
+    # A graph that ran is the proof; a graph that was compiled may have been thrown away since.
     any_ran = ledger.graph_runs > 0
     if any_ran and (model is None or model.ran):
         return ""
@@ -254,6 +255,7 @@ def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None, breaks: GraphB
                          f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
     if ledger.graph_runs or ledger.raised or ledger.failures or ledger.graph_breaks:
         return ""
+    # Only where the test asked for the number: a fixture that nobody looks at promises nothing.
     if counter and counter.trusted:
         return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
     if breaks is not None and breaks.trusted:
@@ -293,7 +295,11 @@ class _Expectation:
             if self._expected:
                 text = _retitled(f"{count(len(recompiles), 'recompile')}, {self._expected} expected", text)
             problems.append(text)
-        frames = [frame for frame in self._ledger.eager_frames if frame.calls > self._calls.get(id(frame), 0)]
+        frames = []
+        for frame in self._ledger.eager_frames:
+            # A frame that ran eagerly before the block counts only if it was called in it again.
+            if frame.calls > self._calls.get(id(frame), 0):
+                frames.append(frame)
         problems += _silent_problems(frames)
         if not problems and self._ledger.graph_runs == self._runs:
             problems.append("no compiled graph ran in the block, so that its recompiles prove nothing"
@@ -349,6 +355,7 @@ def _call_by_size(make: Callable[..., Any]) -> Callable[[int], Any]:
         return make
     by_keyword = _takes_keyword(signature)
     try:
+        # Tried without a call: a factory that lacks an argument would fail in the middle of the loop.
         signature.bind(S=1) if by_keyword else signature.bind(1)
     except TypeError as error:
         call = f"{name}(S=size)" if by_keyword else f"{name}(size)"

@@ -35,6 +35,7 @@ def culprit_of(run: CellTrial, located: Mapping[str, Any]) -> dict[str, Any]:
     kinds = [each.kind for each in find_discrepancies([*run.leaves, *run.trained])]
     error = run.compiled.error
     signs = signs_of(kinds, error.type if error else "")
+    # Twice the grace: once for the other process to answer, once for this one to end.
     left = run.job.timeout - sum(run.seconds.values()) - 2 * _GRACE
     seconds = min(run.job.culprit, left)
     if seconds <= 0:

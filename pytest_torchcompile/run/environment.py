@@ -51,6 +51,7 @@ def _triton_version() -> str | None:
 
     try:
         return metadata.version("triton")
+    # CPU builds of torch come without it.
     except metadata.PackageNotFoundError:
         return None
 
@@ -66,6 +67,7 @@ def _compiler_version() -> str | None:
         return None
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    # Its name is better than nothing, and a report must not fail for it.
     except (OSError, subprocess.TimeoutExpired):
         return program
     return (done.stdout or done.stderr).partition("\n")[0].strip() or program
@@ -74,6 +76,7 @@ def _compiler_version() -> str | None:
 def _driver_version() -> str | None:
     """Version of NVIDIA's kernel module, as it tells itself; None where there is none."""
     try:
+        # Read rather than asked of CUDA: to ask would make a context, and after that no process may be forked.
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None

@@ -50,8 +50,13 @@ def imported_sources(root: Path, named: Iterable[str] = ()) -> dict[str, str]:
 
 def edited_since(root: Path, sources: Mapping[str, str]) -> list[str]:
     """The files that are not any more, or are gone, as they were imported."""
-    # As text, for `..` of a link is not where the link is.
-    return [name for name, known in sources.items() if hash_of(Path(os.path.normpath(root / name))) != known]
+    edited = []
+    for name, known in sources.items():
+        # As text, for `..` of a link is not where the link is.
+        file = Path(os.path.normpath(root / name))
+        if hash_of(file) != known:
+            edited.append(name)
+    return edited
 
 
 @functools.cache
@@ -64,5 +69,6 @@ def hash_of(path: Path) -> str:
     """Of a file's bytes; empty where there is no such file."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
+    # Empty is unlike every hash, so that a file that is gone counts as edited.
     except (OSError, ValueError):
         return ""

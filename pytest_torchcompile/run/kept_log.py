@@ -29,6 +29,7 @@ def kept_log(job: Job) -> Iterator[Callable[[str], None]]:
         if job.logs:
             name = file_word(Cell.from_dict(job.cell).id)
             if job.world > 1:
+                # Ranks log at once, and their lines would mix.
                 name += f".rank{job.rank}"
             folder = Path(job.log_folder)
             channels = tuple(channel for channel in job.logs if channel != TRACE)

@@ -22,6 +22,7 @@ from pytest_torchcompile.run.unfinished_output import remove_unfinished
 
 __all__ = ["adopt_orphans", "children_of", "end_offspring", "end_own_group", "kill_group", "offspring_of"]
 
+# Of linux/prctl.h; Python has no name for it.
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ROUNDS: Final = 100
 _ROUND_SECONDS: Final = 0.01

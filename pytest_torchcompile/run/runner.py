@@ -214,6 +214,7 @@ class Run(CellTrial):
                 raise UsageError(f"{self.entry.where}: factory {self.entry.factory!r} made another model when it was "
                                  f"called again: its {kind} differ in name or shape")
             with torch.no_grad():
+                # Copied, though the seed is the same: a factory may draw from a generator that nobody seeds.
                 for name, tensor in ours.items():
                     if not is_lazy(tensor):
                         theirs[name].copy_(tensor)
@@ -372,6 +373,7 @@ def _failure_of_eager(why: EagerRaised, root: Path) -> Failure:
     for file, line, name in re.findall(r'File "(.+?)", line (\d+), in (\S+)', why.error.traceback):
         if file.startswith(_TORCH):
             continue
+        # The user's own code is told from the root; a file elsewhere is found by its whole path only.
         shown = file
         if Path(file).is_relative_to(root):
             shown = os.path.relpath(file, root)

@@ -53,6 +53,7 @@ class Settings:
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
         """
         given = {option.name: get(option) for option in OPTIONS}
+        # These two first: that they exclude each other is told before a mistake in any other value.
         inprocess, reuse = _read_flag(given["inprocess"]), _read_reuse(str(given["reuse"]))
         if reuse and (inprocess or given["ranks"] == "torchrun"):
             raise UsageError("--compile-reuse needs rank processes of this machine, which tell what a cell read; leave "
@@ -123,6 +124,7 @@ def _read_seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
+        # One message for what is no number, and for a number that is no time.
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--compile-timeout: {text!r} is not a number of seconds above 0, for example 300")

@@ -52,6 +52,7 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
     device, dtype = _placement(cell, entry.where)
     factory = resolve(entry.factory, root, entry.where)
     axes = dict(cell.user) | entry.arguments_of("factory")
+    # Only told to who asks for it: a factory need not know of devices, as its model is moved below.
     if "device" in _keywords_of(factory):
         axes.setdefault("device", cell.device)
     _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
@@ -60,6 +61,7 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
         raise RepeatedMistake(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
                          "expected a torch.nn.Module (wrap a function in one)")
     model = model.to(device=device, dtype=dtype)
+    # Some models train with a part frozen in evaluation; to switch all modules would undo that.
     if entry.mode_of_modules == "keep":
         return model
     return model.train(cell.phase == "training")
@@ -141,6 +143,7 @@ def refuse_other_step(cell: Cell, checks: Sequence[str], where: str) -> None:
     if cell.wrapper != "none" or cell.phase != "training":
         raise UsageError(f"{told}, and this cell has wrapper {cell.wrapper!r} and phase {cell.phase!r}; write "
                          "`wrapper: none` and `phase: training`, or `capture: joint`")
+    # They call the model with a loss of their own, and a step has its loss inside.
     others = [name for name in checks if name not in _OF_WHOLE_STEPS]
     if others:
         raise UsageError(f"{told}, and check {others[0]!r} runs the model by itself; leave it out, or write "
@@ -175,7 +178,12 @@ def _keywords_of(function: Callable[..., Any]) -> list[str]:
     signature = _signature_of(function)
     if signature is None:
         return []
-    return [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = []
+    for parameter in signature.parameters.values():
+        # `*args` and what stands before a `/` have no keyword.
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.append(parameter.name)
+    return names
 
 
 def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: str, one: str,
@@ -190,6 +198,7 @@ def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: s
     try:
         signature.bind(**given)
     except TypeError as error:
+        # With `**` no keyword is unknown: the message below tells what is missing.
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         if not takes_any:
             for name in given.keys() - set(keywords):
@@ -204,8 +213,10 @@ def _call_factory(function: Callable[..., Any], keywords: dict[str, Any], what: 
         # Seeded last: to look the function up may have imported a module that draws numbers.
         seed_everything(seed)
         return function(**keywords)
+    # These have a meaning of their own further up: skip, exit code 4, a full machine.
     except (Unavailable, UsageError, MemoryError):
         raise
+    # SystemExit too: a script as a factory would else end the rank, as if it had crashed.
     except (Exception, SystemExit) as error:
         if says_fork(error):
             raise
@@ -245,6 +256,7 @@ def _placement(cell: Cell, where: str) -> tuple[torch.device, torch.dtype]:
             raise Unavailable(f"device {cell.device!r} is not here: this machine has {count} of them")
         if cell.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise Unavailable(f"device {cell.device!r} does not compute in bfloat16")
+    # Tried, not asked: no function of torch tells for every device which dtypes it computes in.
     mistake = _product_fails(str(device), dtype)
     if mistake is not None:
         raise Unavailable(f"device {cell.device!r} with dtype {cell.dtype} does not work here: {mistake}")

@@ -55,6 +55,7 @@ def _outputs_of(pid: int) -> set[Path]:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         folder = Path(f"/proc/{pid}/cwd").readlink()
+    # The process may have ended between the list and this look.
     except OSError:
         return set()
     outputs: set[Path] = set()

@@ -78,6 +78,7 @@ def _merge_problems(problems_of_ranks: Mapping[int, tuple[Problem, ...]], ranks:
     first: dict[tuple[str, str, int], Problem] = {}
     for rank, problems in problems_of_ranks.items():
         for problem in problems:
+            # Without the evidence: it has the rank's own addresses and times.
             key = (problem.message, problem.file, problem.line)
             ranks_of.setdefault(key, []).append(rank)
             first.setdefault(key, problem)

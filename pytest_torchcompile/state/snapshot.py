@@ -133,8 +133,11 @@ def write_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value into a tensor in place, also where the tensor was made in inference mode, or is expanded."""
     if is_plain(tensor) and 0 in tensor.stride():
         # Elements that are one place in memory are written once; torch refuses to write them twice.
-        once = tuple(slice(None, 1 if stride == 0 else None) for stride in tensor.stride())
-        tensor, value = tensor[once], value[once]
+        once = [slice(None)] * tensor.dim()
+        for dimension, stride in enumerate(tensor.stride()):
+            if stride == 0:
+                once[dimension] = slice(1)
+        tensor, value = tensor[tuple(once)], value[tuple(once)]
     if not tensor.is_inference():
         tensor.copy_(value)
         return

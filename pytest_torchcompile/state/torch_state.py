@@ -30,6 +30,7 @@ def stance() -> str:
 
     try:
         return str(eval_frame._stance.stance)
+    # Torch keeps it in a private place, which may move in any version; the message names it.
     except AttributeError:
         raise _missing("torch._dynamo.eval_frame._stance") from None
 

@@ -29,6 +29,7 @@ __all__ = [
 def dense_form(tensor: torch.Tensor) -> torch.Tensor:
     """The values as a strided tensor; of a nested tensor one after the other, flat. Gradients pass through."""
     if tensor.is_nested:
+        # Nested tensors have few operators of their own; both kinds of them have unbind.
         parts = [part.reshape(-1) for part in tensor.unbind()]
         if not parts:
             return torch.zeros(0, dtype=tensor.dtype, device=tensor.device)
@@ -53,6 +54,7 @@ def visible_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Strides of the axes longer than one; ``None`` where the layout has none or the tensor is empty."""
     if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
         return None
+    # The stride of an axis of length one is never used, and torch sets it as it likes.
     return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 
@@ -92,6 +94,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     one, other = dense_form(one), dense_form(other)
     if one.shape != other.shape:
         return False
+    # The quickest answer, and right for nearly all: only NaN, which equals nothing, needs a second look.
     if torch.equal(one, other):
         return True
     if not (one.is_floating_point() or one.is_complex()):
@@ -166,10 +169,12 @@ def _leaves_below(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, A
         if attributes is None:
             leaves.append((where, leaf))
             continue
+        structures = []
         for attribute in attributes:
-            leaves += [(f"{where}.{attribute.name}{rest}", part) for rest, part in attribute.leaves]
-        structures = ", ".join(f"{attribute.name}={attribute.structure}" for attribute in attributes)
-        opened_structures.append(f"{type(leaf).__qualname__}({structures})")
+            structures.append(f"{attribute.name}={attribute.structure}")
+            for rest, part in attribute.leaves:
+                leaves.append((f"{where}.{attribute.name}{rest}", part))
+        opened_structures.append(f"{type(leaf).__qualname__}({', '.join(structures)})")
     structure = _structure_text(pytree.tree_structure(value))
     if opened_structures:
         structure += f" with {'; '.join(opened_structures)}"
@@ -178,6 +183,7 @@ def _leaves_below(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, A
 
 def _opened_attributes(leaf: Any, above: tuple[int, ...]) -> list[_Attribute] | None:
     """The attributes of a leaf that is an object with tensors inside; ``None`` where it stays a leaf."""
+    # Only what lies above: the same object twice side by side is no circle, and is opened twice.
     if id(leaf) in above or len(above) >= _DEPTH:
         return None
     parts = inner_attributes(leaf)
@@ -225,6 +231,7 @@ def inner_attributes(leaf: Any) -> list[tuple[str, Any]] | None:
     if is_dataclass(leaf):
         return [(field.name, getattr(leaf, field.name, None)) for field in fields(leaf)]
     attributes = getattr(leaf, "__dict__", None)
+    # A function or a module-like object is code: its attributes are no part of a result.
     if isinstance(attributes, dict) and attributes and not callable(leaf):
         return list(attributes.items())
     return None
@@ -306,6 +313,7 @@ def containers_in(
     """
     if seen is None:
         seen = set()
+    # A queue instead of recursion: linked objects may be deeper than Python's stack.
     waiting = deque(values)
     while waiting:
         name, value = waiting.popleft()

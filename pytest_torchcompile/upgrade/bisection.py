@@ -55,6 +55,7 @@ def find_first_bad(versions: Sequence[T], has_fault: Callable[[T], Answer]) -> F
     good, bad = 0, len(versions) - 1
     answers: dict[T, Answer] = {}
     unknown: set[int] = set()
+    # Bounded: each question may install gigabytes, and unknown answers could else ask for all of them.
     for _ in range(most_questions(len(versions))):
         middle = _nearest_to_middle(good, bad, unknown)
         if middle is None:
@@ -66,6 +67,7 @@ def find_first_bad(versions: Sequence[T], has_fault: Callable[[T], Answer]) -> F
         elif answer == "no":
             good = middle
         else:
+            # Neither end moves, and the next question is about a neighbour.
             unknown.add(middle)
     return FirstBad(versions[good], versions[bad], tuple(versions[good + 1:bad]), answers)
 

@@ -74,12 +74,15 @@ def history_of_cell(cell: str, runs: Sequence[PastRun]) -> CellHistory:
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` for a cell that none of them has.
     """
-    known = dict.fromkeys(name for run in runs for name in run.statuses)
+    known: dict[str, None] = {}
+    for past in runs:
+        known |= dict.fromkeys(past.statuses)
     if cell not in known:
         raise UsageError(f"history: none of {count(len(runs), 'run')} has a cell {cell!r}; {nearest(cell, known)}")
     history = CellHistory(cell, list(_runs_of_cell(cell, runs)))
     last = None
     for index, run in enumerate(history.runs):
+        # A run that did not judge the cell is no turn, neither to the good nor to the bad.
         if run.status in _UNKNOWN:
             continue
         if last is not None and run.is_red != last:

@@ -35,6 +35,7 @@ _OTHER_GIB: Final = 1
 _SECONDS: Final = 3600
 """For one installation: several gigabytes over a slow line."""
 _LAYER: Final = "zz_pytest_torchcompile_present.pth"
+# pip tells the reason last, below what it has tried.
 _LAST_LINES: Final = 12
 
 Execute = Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
@@ -62,6 +63,7 @@ class PackageVersion:
     def parse(cls, package: str, version: str) -> PackageVersion:
         """Raises :class:`~pytest_torchcompile.errors.UsageError` for what is no version."""
         try:
+            # Both are asked: a requirement may also end in `.*`, which is no version.
             Requirement(f"{package}=={version}")
             Version(version)
         except (InvalidRequirement, InvalidVersion):
@@ -73,6 +75,7 @@ class PackageVersion:
         """Is it this version, whatever its local part (``+cpu``) is?"""
         if version is None:
             return False
+        # A nightly is asked for by its own name, so prereleases count.
         return Requirement(self.requirement).specifier.contains(version, prereleases=True)
 
 
@@ -110,6 +113,7 @@ def partners_of(package: str) -> list[str]:
             # Older packages have requirements that nobody can read any more.
             except InvalidRequirement:
                 continue
+            # Only an exact pin: what takes a range of versions works with the new one too.
             pinned = any(specifier.operator in ("==", "===") for specifier in requirement.specifier)
             if canonicalize_name(requirement.name) == package and pinned and requirement.marker is None:
                 found.append(canonicalize_name(distribution.metadata["Name"]))
@@ -130,6 +134,7 @@ class Environments:
         folder = self.folder / wanted.name
         if self._kept(wanted) is not None:
             return f"{wanted.requirement}: kept in {folder}"
+        # Of the nearest folder that is there: this one may not be made yet.
         free = shutil.disk_usage(_existing(self.folder)).free / _GIB
         return (f"{wanted.requirement}: to be made in {folder}: up to {_gib_needed(wanted)} GiB of disk "
                 f"({free:.0f} GiB are free), and minutes to download")
@@ -243,6 +248,7 @@ class Environments:
         try:
             done = self.run([python, "-c", _LIST], _SECONDS)
             versions: dict[str, str] = json.loads(done.stdout)
+        # The list of packages is told for information; what counts is the run itself.
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return {}
         return versions

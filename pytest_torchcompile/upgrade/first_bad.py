@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ def versions_between(old: PackageVersion, new: PackageVersion, *, pre: bool, run
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` where pip cannot tell.
     """
+    # `pip index` asks whatever index the user's pip is set up for, private ones too.
     command = [sys.executable, "-m", "pip", "index", "versions", old.package, *["--pre"] * pre]
     try:
         done = run(command, _SECONDS)
@@ -75,7 +77,7 @@ class FaultSearch:
     def bisect(self, outline: Outline, versions: Sequence[str]) -> Outline:
         """The outline, with what was found at each line that fails."""
         faults = [line for line in outline.lines if line.fails and line.check]
-        self.cells = tuple(dict.fromkeys(cell for line in faults for cell in line.cells))
+        self.cells = tuple(dict.fromkeys(itertools.chain.from_iterable(line.cells for line in faults)))
         lines = []
         for line in outline.lines:
             if line in faults:
@@ -103,6 +105,7 @@ class FaultSearch:
         try:
             environment = self.environments.get(version)
             return self.run(f"bisect-{version.version}", environment.python, self.cells).merged
+        # One version that cannot be installed or run must not end the search: it is passed over.
         except TorchcompileError as error:
             progress(f"bisect: {version.requirement}: cannot be told: {str(error).partition(chr(10))[0]}")
             return None
@@ -120,9 +123,11 @@ def answer_of(fault: OutlineLine, run: Merged, old: Merged) -> Answer:
     """
     today = datetime.date.today()
     now, then = judge_cells(run, Policy(), today), judge_cells(old, Policy(), today)
+    # The file alone: lines move between versions of the user's own code.
     file = fault.place.rpartition(":")[0]
     faulty: set[str] = set()
     for change in find_changes(now, then, comparable=False):
+        # A place has its kind where a check would have its name.
         of_check = change.check == fault.check
         of_place = change.kind == fault.check and file in ("", change.file)
         if of_check or of_place:
@@ -135,6 +140,7 @@ def answer_of(fault: OutlineLine, run: Merged, old: Merged) -> Answer:
         if verdict in _NOT_TOLD:
             return "unknown"
         answers.add(cell in faulty)
+    # Some cells have it and others not: it came in two steps, or it is another fault.
     if len(answers) != 1:
         return "unknown"
     return "yes" if answers.pop() else "no"

@@ -21,6 +21,7 @@ __all__ = ["MatrixRun", "Start", "run_matrix"]
 
 _JUDGED: Final = (0, 1)
 """Exit codes of pytest after a run that judged its cells."""
+# The reason comes last, above pytest's summary.
 _LAST_LINES: Final = 20
 _CACHES: Final = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 

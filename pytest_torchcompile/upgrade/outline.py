@@ -163,7 +163,9 @@ def make_outline(outline: Outline, found: UpgradeComparison, new_run: Merged, st
 
 def _unseen_sections(found: UpgradeComparison, run: Merged) -> Iterator[tuple[str, str]]:
     """Where no line means nothing, because nothing was looked at."""
-    checks = {name for cell in run.cells.values() for name in cell["checks"]}
+    checks: set[str] = set()
+    for cell in run.cells.values():
+        checks.update(cell["checks"])
     for section, wanted in _CHECKS_OF_SECTION.items():
         if checks.isdisjoint(wanted):
             yield section, f"not looked at: no cell has the check {wanted[0]}"
@@ -250,6 +252,7 @@ def _lines_of_code(found: UpgradeComparison, store: CodeStore | None) -> Iterato
     for change in found.code.changes:
         difference = _changed_lines(change, store)
         if change.kind == "kernel" and difference:
+            # One edit of the code generator changes hundreds of kernels alike: that is one line of news.
             alike.setdefault(difference, []).append(change)
         elif change.kind == "kernel":
             kernels.append(change)
@@ -266,6 +269,7 @@ def _lines_of_code(found: UpgradeComparison, store: CodeStore | None) -> Iterato
     left = kernels[_CHANGED_KERNELS:]
     if left:
         yield OutlineLine("code", f"and {count(_places_of(left), 'more kernel')}", _cells_of(left))
+    # A kernel changes with its graph, so graphs are one line behind the kernels.
     graphs = [change for change in found.code.changes if change.kind == "graph"]
     if graphs:
         yield OutlineLine("code", _graphs_in_words(found.code), _cells_of(graphs))
@@ -344,13 +348,16 @@ def _lines_of_better(found: UpgradeComparison, stale: Sequence[StaleRule]) -> It
             yield OutlineLine("better", f"fewer recompiles of {change.about}", change.cells, place=place)
         elif change.kind == "gone":
             yield OutlineLine("better", "could not be run, and runs now", change.cells)
-    covered = {cell for rule in stale for cell in rule.cells}
+    covered: set[str] = set()
+    for rule in stale:
+        covered.update(rule.cells)
     for new in found.causes:
         if _section_of_effect(new.cause.effect) == "better" and not covered.issuperset(new.cells):
             yield _line_of_cause(new, "better")
 
 
 _BLANKS: Final = re.compile(r"\s+")
+# Letters; some messages of the compiler bring a whole graph along.
 _LONGEST: Final = 400
 
 

@@ -122,17 +122,23 @@ def compare_versions(olds: Sequence[Merged], news: Sequence[Merged],
     elsewhere = another_machine(news[0].environment, olds[0].environment)
     found.figures_note = _why_no_figures(elsewhere, olds, news)
     worse = _steady_changes(old_cells, new_cells, figures=not found.figures_note)
-    then, now = ([_cells_without_names(run, ended_early) for run in runs] for runs in (old_cells, new_cells))
+    then = [_cells_without_names(run, ended_early) for run in old_cells]
+    now = [_cells_without_names(run, ended_early) for run in new_cells]
+    # Asked the other way round: what would be a loss on the way back is a gain.
     better = _steady_changes(now, then, figures=not found.figures_note)
     fresh = fresh_places(worse)
     found.causes = list(_new_causes(news[0], new_cells[0], fresh))
-    found.changes = [change for change in worse if change.kind != "slower" and not _is_told(change, found.causes)]
-    found.better = [change for change in better if change.kind not in ("slower", "improved", "new")
-                    and not _only_unexpected(change, old_cells[0])]
-    for changes, is_better in ((worse, False), (better, True)):
-        for change in changes:
-            if change.kind == "slower":
-                found.figures.append(_figure(change, old_cells, new_cells, is_better))
+    for change in worse:
+        if change.kind == "slower":
+            found.figures.append(_figure(change, old_cells, new_cells, False))
+        elif not _is_told(change, found.causes):
+            found.changes.append(change)
+    for change in better:
+        if change.kind == "slower":
+            found.figures.append(_figure(change, old_cells, new_cells, True))
+        # On the way back a gain is a loss and a new cell one that is gone: neither is good news of the new version.
+        elif change.kind not in ("improved", "new") and not _only_unexpected(change, old_cells[0]):
+            found.better.append(change)
     found.code_wavers = tuple(_cells_of_changed_code(olds) | _cells_of_changed_code(news))
     found.code = compare_code(_cells_without(olds[0], found.code_wavers), _cells_without(news[0], found.code_wavers))
     return found
@@ -140,7 +146,10 @@ def compare_versions(olds: Sequence[Merged], news: Sequence[Merged],
 
 def _judged_by_all(runs: Sequence[Cells]) -> list[str]:
     """Cells of which each run has a verdict that says something."""
-    return [name for name in runs[0] if all(name in run and _was_judged(run[name]) for run in runs)]
+    cells = list(runs[0])
+    for run in runs:
+        cells = [name for name in cells if name in run and _was_judged(run[name])]
+    return cells
 
 
 def _without_verdict(olds: Sequence[Cells]) -> list[str]:
@@ -148,8 +157,10 @@ def _without_verdict(olds: Sequence[Cells]) -> list[str]:
 
     With the new version it counts. With the old one it may be the machine's; a crash is a status of its own.
     """
-    names = [name for run in olds for name, cell in run.items() if cell.status == "error"]
-    return list(dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for run in olds:
+        names |= dict.fromkeys(name for name, cell in run.items() if cell.status == "error")
+    return list(names)
 
 
 def _cells_without_names(run: Cells, names: Sequence[str]) -> Cells:
@@ -158,7 +169,7 @@ def _cells_without_names(run: Cells, names: Sequence[str]) -> Cells:
 
 def _judged_at_times(olds: Sequence[Cells], news: Sequence[Cells]) -> Iterator[str]:
     """No pair of runs can tell of such a cell what every pair has."""
-    for name in dict.fromkeys(name for run in (*olds, *news) for name in run):
+    for name in dict.fromkeys(itertools.chain(*olds, *news)):
         for runs in (olds, news):
             judged = [name in run and _was_judged(run[name]) for run in runs]
             if any(judged) and not all(judged):
@@ -229,7 +240,10 @@ def _steady_changes(befores: Sequence[Cells], afters: Sequence[Cells], *, figure
 
 
 def _atoms_in(changes: Sequence[Change]) -> set[_Atom]:
-    return {_atom(change, cell) for change in changes for cell in change.cells}
+    atoms: set[_Atom] = set()
+    for change in changes:
+        atoms.update(_atom(change, cell) for cell in change.cells)
+    return atoms
 
 
 def _atom(change: Change, cell: str) -> _Atom:
@@ -242,6 +256,7 @@ def _atom(change: Change, cell: str) -> _Atom:
 
 def _is_same_figure(atom: _Atom, change: Change) -> bool:
     """Is the atom of the same metric, in a cell that the change is of?"""
+    # By place: an atom is a plain tuple, so that sets of them can be cut with each other.
     return (atom[0], atom[4]) == ("slower", change.metric) and atom[-1] in change.cells
 
 
@@ -304,9 +319,11 @@ def _only_unexpected(change: Change, olds: Cells) -> bool:
 # ----------------------------------------------------------------------------------------------------- figures and code
 def _figure(change: Change, olds: Sequence[Cells], news: Sequence[Cells], better: bool) -> Figure:
     first = [_number(olds[0], cell, change.metric) for cell in change.cells]
+    # Of one cell the reader wants the figure itself; of several only ratios can be put together.
     if len(change.cells) == 1:
         first = [1.0]
-    old, new = (tuple(_median_of_ratios(run, change, first) for run in runs) for runs in (olds, news))
+    old = tuple(_median_of_ratios(run, change, first) for run in olds)
+    new = tuple(_median_of_ratios(run, change, first) for run in news)
     return Figure(change.metric, change.cells, old, new, better)
 
 

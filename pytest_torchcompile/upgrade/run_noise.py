@@ -33,7 +33,8 @@ def is_beyond_noise(change: Change, befores: Sequence[Mapping[str, JudgedCell]],
     ratio without that median, held against what is left in every cell, for an outlier may come in any of them.
     """
     cells = _cells_with_figure(change.metric, [*befores, *afters])
-    old, new = ([_logarithms(run, change.metric, cells) for run in runs] for runs in (befores, afters))
+    old = [_logarithms(run, change.metric, cells) for run in befores]
+    new = [_logarithms(run, change.metric, cells) for run in afters]
     own = [*itertools.combinations(old, 2), *itertools.combinations(new, 2)]
     both = list(itertools.product(old, new))
     if len(change.cells) > 1:
@@ -41,13 +42,16 @@ def is_beyond_noise(change: Change, befores: Sequence[Mapping[str, JudgedCell]],
         noise = max(abs(_shift(*pair)) for pair in own)
     else:
         between = min(abs(_left_over(*pair)[change.cells[0]]) for pair in both)
-        noise = max(abs(left) for pair in own for left in _left_over(*pair).values())
+        noise = max(_largest_left_over(*pair) for pair in own)
     return between > MARGIN * noise
 
 
 def _cells_with_figure(metric: str, runs: Sequence[Mapping[str, JudgedCell]]) -> list[str]:
     """Cells of which each run has the figure, above nothing."""
-    return [name for name in runs[0] if all(name in run and _figure(run[name], metric) > 0 for run in runs)]
+    cells = list(runs[0])
+    for run in runs:
+        cells = [name for name in cells if name in run and _figure(run[name], metric) > 0]
+    return cells
 
 
 def _figure(cell: JudgedCell, metric: str) -> float:
@@ -61,6 +65,10 @@ def _logarithms(run: Mapping[str, JudgedCell], metric: str, cells: Sequence[str]
 def _shift(one: _Logarithms, other: _Logarithms) -> float:
     """The median over the cells of the logarithm of their ratio."""
     return statistics.median(other[name] - one[name] for name in one)
+
+
+def _largest_left_over(one: _Logarithms, other: _Logarithms) -> float:
+    return max(map(abs, _left_over(one, other).values()))
 
 
 def _left_over(one: _Logarithms, other: _Logarithms) -> dict[str, float]:

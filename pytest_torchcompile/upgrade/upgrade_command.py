@@ -76,7 +76,8 @@ def run_command(given: argparse.Namespace) -> int:
         return 0
     both = [environments.get(old), environments.get(new)]
     runs = _run_in_turn(upgrade, both, given.runs)
-    old_runs, new_runs = ([run.merged for run in side] for side in runs)
+    old_runs = [run.merged for run in runs[0]]
+    new_runs = [run.merged for run in runs[1]]
     found = compare_versions(old_runs, new_runs)
     outline = _empty_outline(upgrade, both, old_runs[0], new_runs[0])
     stale, outline.edit = _stale_rules(upgrade, *runs)
@@ -164,12 +165,15 @@ def _stale_rules(upgrade: _Upgrade, olds: Sequence[MatrixRun],
     try:
         for old, new in itertools.product(olds, news):
             found.append(find_stale_rules(text, matrix, shown, old.merged, new.merged))
+    # Rules are a help at the end of hours of runs: that they cannot be told must not cost the comparison.
     except UsageError as error:
         progress(harmless_text(str(error)))
         return [], ""
     # What one run needs and another of the same version does not is a flake, and its rule has to stay.
-    steady = set.intersection(*({rule.where for rule in rules} for rules in found))
-    stale = [rule for rule in found[0] if rule.where in steady]
+    stale = found[0]
+    for rules in found:
+        places = {rule.where for rule in rules}
+        stale = [rule for rule in stale if rule.where in places]
     # The command goes by the first pair of runs, and would take out more.
     if not stale or stale != found[0] or has_name_only(shown):
         return stale, ""

@@ -94,10 +94,12 @@ class _Pipeline:
         shape: list[Any] = [(output.shape, output.dtype)] if is_last else [None]
         group = self.mesh.get_group()
         source = dist.get_global_rank(group, self.last)
+        # The other stages know neither shape nor dtype of an output that they never see.
         dist.broadcast_object_list(shape, source, group)
         if not is_last:
             size, dtype = shape[0]
             output = torch.empty(size, dtype=dtype, device=args[0].device)
+        # NCCL and gloo send memory as it lies.
         output = output.detach().contiguous()
         dist.broadcast(output, source, group)
         return output

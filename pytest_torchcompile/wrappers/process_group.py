@@ -266,9 +266,11 @@ def exchange_outcomes(meeting: str, rank: int, world: int, mine: str, patience: 
         store.set(_FAILED, str(rank))
     heard: list[str | None] = []
     for other in range(world):
+        # Zero is the store's word for no time-out: it would wait for ever.
         seconds_left = max(deadline - time.monotonic(), 0.001)
         try:
             store.wait([f"{other}"], datetime.timedelta(seconds=seconds_left))
+        # A rank that is silent is told as such, and the others are still heard.
         except dist.DistError:
             heard.append(None)
             continue

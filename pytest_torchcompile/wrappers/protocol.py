@@ -216,6 +216,7 @@ def in_order(model: nn.Module, settings: Settings | None, cell: Cell, wrap: Call
     inner: Any = model
     if order == "inner_blocks":
         compile_blocks(model, settings, cell)
+    # In place the wrap still finds its own parameters by their names.
     elif order == "compile_then_wrap" and in_place:
         model.compile(**settings)
     elif order == "compile_then_wrap":

@@ -138,9 +138,11 @@ def _refuse_undivided(layer: nn.Module, style: str, ranks: int, where: str, name
 
 
 def _dividing_ranks(size: int) -> str:
+    # No further than 64: larger groups have no place in one machine, which is where cells run.
     dividing = [str(ranks) for ranks in range(2, min(size, 64) + 1) if size % ranks == 0]
     if not dividing:
         return "none do"
+    # Four numbers show the pattern; nobody has more ranks than the largest of them at hand.
     text = ", ".join(dividing[:4])
     if len(dividing) > 4:
         text += ", ..."

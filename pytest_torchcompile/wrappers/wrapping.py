@@ -88,6 +88,7 @@ class Wrapping:
             dtype, order = _read_dtype(name, order, entry), ""
         elif at:
             _check_order(name, order, entry)
+        # The first order that a wrapper names is its default.
         elif entry is not None and entry.orders:
             order = entry.orders[0]
         fake = bool(star) and ranks.startswith(_FAKE)
@@ -105,6 +106,7 @@ class Wrapping:
 def lane_of(value: object) -> str:
     """The lane of a cell with this value of the axis; ``single`` for one that this version cannot read."""
     try:
+        # A report of another version may name an order that is unknown here, and is shown all the same.
         return Wrapping.read(str(value)).lane
     except ValueError:
         return "single"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from unit.rooms import MODULES, PACKAGE, PICTURE, ROOMS, picture
+
+from pytest_torchcompile.checks import CHECKS
 
 ROOT = Path(__file__).parents[2]
 MAPS = ("ARCHITECTURE.md", "CONTRIBUTING.md", *sorted(
@@ -46,3 +49,30 @@ def test_every_room_is_on_the_map():
         assert f"`{room}/`" in table
     folders = {module.partition("/")[0] for module in MODULES if "/" in module}
     assert folders == set(ROOMS) - {"ground", "cli"}
+
+
+def names_used_twice(modules: Iterable[str]) -> list[str]:
+    """Names of files that stand in two folders, but for a check's own file, which is called as the check is."""
+    folders: dict[str, list[str]] = {}
+    for module in modules:
+        folder, _, name = module.rpartition("/")
+        if not (folder == "checks" and name in CHECKS):
+            folders.setdefault(name, []).append(folder)
+    # The package and its rooms are listed by their folders, without `__init__`.
+    return sorted(name for name, places in folders.items() if len(places) > 1 and name not in ROOMS)
+
+
+def test_a_file_name_stands_in_one_room():
+    """So that who reads it in a message knows the file. Only a check may be called as the gauge that it asks."""
+    assert names_used_twice(MODULES) == []
+
+
+@pytest.mark.parametrize(("modules", "expected"), [
+    (["gauges/memory", "checks/memory"], []),
+    (["gauges/memory", "report/memory"], ["memory"]),
+    (["checks/severity", "report/severity"], ["severity"]),
+    (["gate", "gate/finding", "report/finding"], ["finding"]),
+])
+def test_a_name_that_is_used_twice_is_seen(modules, expected):
+    """The twin. A file of `checks/` that is no check's own has no such right."""
+    assert names_used_twice(modules) == expected

@@ -3,7 +3,7 @@
 To add a check: a file in this folder with its ``measure`` and ``judge``, and its record here. From the record terminal,
 page, gate and playbook know it: how bad it is when it fails, whether it compares numbers, what of torch's log shows it.
 
-Read ``protocol.py`` (what a check is), ``severity.py`` (how bad a failure is), then any check: each judges one section
+Read ``check.py`` (what a check is), ``severity.py`` (how bad a failure is), then any check: each judges one section
 of the observation. ``numerics.py`` has the four that compare numbers.
 """
 

@@ -333,7 +333,6 @@ def _roof(section: Mapping[str, Any]) -> Iterator[SlowCause]:
 def _launches(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     """Kernels that are too short for what it takes to call them."""
     kernels = section["sides"]["compiled"]["kernels"]
-    # A few calls cannot take the time, and near the roof there is no time to win.
     if not kernels or kernels < MANY_CALLS or _roof_share(section) >= FAR_FROM_ROOF:
         return
     inside = _part(section, "library") + _part(section, "generated")

@@ -32,7 +32,7 @@ def check_wholeness(merged: Merged, cells: Mapping[str, JudgedCell], policy: Pol
     """What is missing from the run, and where the reports contradict themselves."""
     for problem in merged.problems:
         missing: tuple[str, ...] = ()
-        if "planned cells" in problem:
+        if problem == merged.unjudged:
             missing = merged.missing
         yield Finding("missing", "unusable", problem, missing)
     yield from _missing_verdicts(merged, cells)

@@ -48,6 +48,11 @@ class Merged:
     """Tests that use our fixtures, by node id."""
 
     @property
+    def unjudged(self) -> str:
+        """The problem that names the missing cells; empty where none is missing."""
+        return _unjudged_text(self.missing, len(self.matrix["cells_planned"]))
+
+    @property
     def partial(self) -> bool:
         """Is this only a part of the run?"""
         return bool(self.problems)
@@ -237,6 +242,11 @@ def _find_problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterato
         if report.partial:
             yield f"{report.name} is partial: {report.partial}"
     if missing:
-        planned = len(reports[0].block["matrix"]["cells_planned"])
-        were = "was" if len(missing) == 1 else "were"
-        yield f"{len(missing)} of the {count(planned, 'planned cell')} {were} not judged: {first_names(missing)}"
+        yield _unjudged_text(missing, len(reports[0].block["matrix"]["cells_planned"]))
+
+
+def _unjudged_text(missing: Sequence[str], planned: int) -> str:
+    if not missing:
+        return ""
+    were = "was" if len(missing) == 1 else "were"
+    return f"{len(missing)} of the {count(planned, 'planned cell')} {were} not judged: {first_names(missing)}"

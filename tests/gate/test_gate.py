@@ -448,6 +448,16 @@ def test_deselected_cells_are_missing(run):
     assert sentence(found) == f"UNUSABLE: 1 of the 4 planned cells was not judged: {run.ids[0]}"
 
 
+def test_the_only_cell_of_a_matrix_is_named_where_it_is_missing():
+    """One planned cell is told in the singular, and listed as any other."""
+    run = Run(model=["net"])
+    (report,) = run.reports()
+    report.cells[0].update(selected=False, checks={}, observation=None, status="not_run")
+    finding = gate([report], today=TODAY).findings[0]
+    assert finding.text == f"1 of the 1 planned cell was not judged: {run.ids[0]}"
+    assert finding.cells == (run.ids[0],)
+
+
 def test_a_shard_without_cells_is_whole():
     """Eight machines for five cells: pytest ends with 5 on three of them, and nothing is missing."""
     run = Run(backend=["eager"])

@@ -59,6 +59,7 @@ def test_the_first_stage():
     assert first_stage({"backend": "inductor", "stages": [["eager", "could not be tried (OSError)"]]}) == "inductor"
 
 
+@pytest.mark.needs_torch
 def test_a_part_of_the_toolkit_that_no_bisector_knows():
     """Passes: it says who tells which. Of Inductor behind them the search is asked as of Inductor alone."""
     parts = {"backend": "with compiler inductor", "blamed": {"with passes": "", "with compiler inductor": "inductor"},

@@ -94,6 +94,28 @@ def test_a_margin_loss_of_nothing():
     assert run_script("margin-loss-of-nothing.md").stdout.split()[1:] == ["True"]
 
 
+@pytest.mark.needs_torch
+def test_an_unfrozen_parameter():
+    """Torch 2.13 compiles anew, which the page says too."""
+    known = {"2.11": "[False, False]", "2.13": "[False, True]"}
+    expected = known.get(".".join(version("torch").split(".")[:2]))
+    if expected is None:
+        pytest.skip("seen on torch 2.11 and 2.13")
+    assert run_script("unfrozen-parameters-keep-no-gradient.md").stdout.strip() == expected
+    assert f"`{expected}`" in (FOUND / "unfrozen-parameters-keep-no-gradient.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.needs_torch
+def test_attention_of_an_empty_batch():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if not version("torch").startswith("2.11"):
+        pytest.skip("seen on torch 2.11")
+    assert run_script("attention-of-an-empty-batch.md").stdout.split("\n")[1] == "query: last dimension must be contiguous"
+
+
 def test_the_index_has_every_page():
     index = (FOUND / "index.md").read_text(encoding="utf-8")
     pages = {path.name for path in FOUND.glob("*.md")} - {"index.md"}

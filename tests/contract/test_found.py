@@ -113,7 +113,8 @@ def test_attention_of_an_empty_batch():
         pytest.skip("needs a CUDA device")
     if not version("torch").startswith("2.11"):
         pytest.skip("seen on torch 2.11")
-    assert run_script("attention-of-an-empty-batch.md").stdout.split("\n")[1] == "query: last dimension must be contiguous"
+    printed = run_script("attention-of-an-empty-batch.md").stdout.splitlines()
+    assert printed[1] == "query: last dimension must be contiguous"
 
 
 def test_the_index_has_every_page():

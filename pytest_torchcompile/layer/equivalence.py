@@ -28,7 +28,6 @@ from pytest_torchcompile.oracle.discrepancies import (
     why_vacuous,
 )
 from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.own_draws import compile_with_own_draws
 from pytest_torchcompile.oracle.proof import doubts, proof
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.quantity import listed_counts
@@ -150,13 +149,22 @@ def compare(
         warnings.simplefilter("ignore")
         trial.run()
         stages = _located_stages(trial) if locate else ""
-        drawn = compile_with_own_draws(trial, alone=True)
+        drawn = _compiled_with_own_draws(trial)
     leaves = (*trial.leaves, *trial.trained)
     notes = [*trial.notes, *_eager_parts(trial), *undecided_notes(leaves)]
     if trial.replayed:
         notes.append(NOT_HELD)
     problems = (*_vacuous_problems(trial), *_own_draws_problems(drawn), *find_discrepancies(leaves))
     return Comparison(problems, leaves, stages, tuple(notes))
+
+
+def _compiled_with_own_draws(trial: ObjectTrial) -> dict[str, Any] | None:
+    if not trial.draws:
+        return None
+    # Here, for most models draw nothing, and it brings all backends with it.
+    from pytest_torchcompile.oracle.own_draws import compile_with_own_draws
+
+    return compile_with_own_draws(trial, alone=True)
 
 
 def _own_draws_problems(drawn: Mapping[str, Any] | None) -> Iterator[Discrepancy]:

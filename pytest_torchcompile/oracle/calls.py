@@ -28,7 +28,6 @@ from pytest_torchcompile.quantity import named_sizes
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.value_leaves import whole_value, write_whole
-from pytest_torchcompile.system import memory_bytes
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
@@ -138,6 +137,9 @@ def memory_behind(calls: Sequence[Call]) -> int:
         for tensor in call.batch.tensors():
             if tensor.is_cuda:
                 return int(torch.cuda.get_device_properties(tensor.device).total_memory)
+    # Here: on a GPU nobody asks, and `compare` is to load little.
+    from pytest_torchcompile.system import memory_bytes
+
     return memory_bytes()
 
 

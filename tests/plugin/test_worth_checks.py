@@ -161,5 +161,6 @@ def test_planted_causes_are_named(repo):
     for cell in repo.block()["cells"]:
         check = cell["checks"]["worth"]
         found[cell["axes"]["model"]] = check.get("note", "") + "".join(problem["hint"] for problem in check["problems"])
-    assert "in Python, outside of graphs and operators, the first graph break being at models.py:" in found["printing"]
+    assert "of a compiled step passes in Python of the model's own, most of it in Printing." in found["printing"]
+    assert "the first graph break being at models.py:" in found["printing"]
     assert "so nothing was fused" in found["product"]

@@ -118,7 +118,8 @@ def written(action: argparse.Action) -> str:
 def commands_page() -> str:
     """The subcommands of pytest-torchcompile."""
     parts = ["`pytest-torchcompile --version` tells the version. "
-             "Only `init`, `benchmark`, `gates` and `doctor` run models."]
+             "Only `init`, `benchmark`, `explain`, `gates`, `shapes`, `upgrade`, `hunt` and "
+             "`history --rerun` run models."]
     for name, command in COMMANDS.items():
         parts.append(f"## {name}")
         parts.append(command.help)

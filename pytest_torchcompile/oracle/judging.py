@@ -68,18 +68,18 @@ def judge_numbers(
     scale = scale_from_draws(e, dtype, estimate, with_eager=True)
     mine, *others = scale.noise.mean_squares
     usual = max(sum(others) / len(others), 1.0)
-    alone = scale_from_draws(e, dtype, estimate, with_eager=False)
-    if mine <= _UNFIT**2 * usual:
-        from_reference = _measure_error(leaf, e, c, scale, limits, estimate)
-    else:
+    is_unfit = mine > _UNFIT**2 * usual
+    if is_unfit:
         # Eager itself is far from the reference. If its error counted as noise anything would pass.
-        from_reference = _measure_error(leaf, e, c, alone, limits, estimate)
+        scale = scale_from_draws(e, dtype, estimate, with_eager=False)
+    from_reference = _measure_error(leaf, e, c, scale, limits, estimate)
     if mine <= _ASIDE**2 * usual or problem(from_reference, limits) is None:
         return from_reference
     # Where eager is off by more than noise, so may compiled code be: it has to be near one of the two.
+    alone = scale_from_draws(e, dtype, estimate, with_eager=False)
     around_eager = replace(alone, centre=e, eager=e)
     from_eager = _measure_error(replace(leaf, against="eager"), e, c, around_eager, limits, estimate)
-    if mine > _UNFIT**2 * usual or problem(from_eager, limits) is None:
+    if is_unfit or problem(from_eager, limits) is None:
         return from_eager
     return from_reference
 

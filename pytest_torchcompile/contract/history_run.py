@@ -245,13 +245,13 @@ class _Sides:
         """What was compared, and what of it is wrong."""
         leaves = [("", leaf) for leaf in compare(eager, compiled, expected) if not _is_last_digit(leaf)]
         found = find_discrepancies(leaves)
-        if self.program.loss is None and _are_outputs_right(leaves) and all(each.where == "loss" for each in found):
+        if self.program.loss is None and _are_outputs_decided(leaves) and all(each.where == "loss" for each in found):
             # The loss that we make up follows from the outputs, by eager code of ours.
             found = []
         return leaves, found
 
 
-def _are_outputs_right(leaves: list[tuple[str, Leaf]]) -> bool:
+def _are_outputs_decided(leaves: list[tuple[str, Leaf]]) -> bool:
     """Whether something was found out about every output: of one that drowns in noise the loss may know more."""
     return all(leaf.decided for _, leaf in leaves if leaf.kind == "value" and leaf.name != "loss")
 

@@ -114,7 +114,9 @@ def _mark_earlier_report(config: pytest.Config | None) -> None:
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """``--compile-selftest`` runs planted faults instead of tests."""
-    if config.getoption("compile_selftest") is None:
+    # `--help` and `--version` answer first, as pytest has it.
+    asked_for_help = config.getoption("help", default=False) or config.getoption("version", default=False)
+    if config.getoption("compile_selftest") is None or asked_for_help:
         return None
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.faults.selftest import selftest

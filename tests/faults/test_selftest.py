@@ -141,3 +141,11 @@ def test_the_command(pytester, monkeypatch):
     result = pytester.runpytest_subprocess("--compile-selftest=strcture")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["ERROR: --compile-selftest: 'strcture' is no kind*"])
+
+
+@pytest.mark.parametrize(("asked", "line"), [("--help", "usage: *"), ("--version", "pytest *")])
+def test_help_and_version_answer_before_the_selftest(pytester, asked, line):
+    """As everywhere in pytest: who asks for help waits for no run."""
+    result = pytester.runpytest("--compile-selftest=no such words", asked)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines([line])

@@ -8,6 +8,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,12 @@ from pytest_torchcompile.oracle.operator_rounding import (
     Operator,
     count_terms,
     operator_facts,
+    sum_roundings,
     unit_of,
     wide_dtype,
     wide_version,
 )
+from pytest_torchcompile.oracle.repeated_terms import disturb_alike, one_way_roundings, shift_means, takes_means_off
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
 
 __all__ = ["Dice", "Wide"]
@@ -120,6 +123,9 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if position < len(args) and self._can_round(args[position]):
                 hidden.append((args[position], args[position].clone()))
         out = func(*self._disturb_inputs(about, args, rounding), **kwargs)
+        if rounding.repeats and takes_means_off(about):
+            unit = self.factor * self.accumulator * one_way_roundings(count_terms(about.name, args))
+            shift_means(about, args, out, partial(self._dice.disturb, unit=unit))
         for tensor, old in hidden:
             if not torch.equal(tensor, old):
                 self._round_tensor(tensor, rounding.unit)
@@ -127,12 +133,21 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # in out= variants the written argument is a keyword
             written = args[position] if position < len(args) else kwargs.get(name)
             self._round_all(written, rounding.unit)
-        for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
-            if fresh:
-                self._round_all(result, rounding.unit)
+        self._round_results(out, about, args, rounding.unit)
         if about.name in APPROXIMATED and self._can_round(out):
             self._add_approximation(out, args, about.name.endswith("_backward"))
         return out
+
+    def _round_results(self, out: Any, about: Operator, args: tuple[Any, ...], unit: float) -> None:
+        of_sum = unit
+        if unit and about.accumulates:
+            of_sum = max(unit, min(unit, self.accumulator) * sum_roundings(about.name, args))
+        for place, (result, fresh) in enumerate(zip(_as_sequence(out), about.fresh, strict=False)):
+            if not fresh:
+                continue
+            # What goes back to the input of a normalisation is a value for each element, and no sum.
+            summed = place > 0 or not about.name.endswith("_backward")
+            self._round_all(result, of_sum if summed else unit)
 
     def _add_approximation(self, out: torch.Tensor, args: tuple[Any, ...], backward: bool) -> None:
         """An error in absolute terms, of the size of the function's arguments where those are larger than 1.
@@ -160,7 +175,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # a copy that eager did not make rounds nothing
             known = Rounding(self.unit if about.copies is None else 0.0)
         if self._finest is not None and known.unit > self._finest:
-            known = Rounding(self._finest, known.inputs)
+            known = replace(known, unit=self._finest)
         return known
 
     def _round_copy(self, out: Any, unit: float, asked: torch.dtype | None) -> Any:
@@ -203,6 +218,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             unit = max(min(self.accumulator, rounding.unit) * root, self._inputs.get(about.name, 0.0))
         if not unit and not rounding.inputs:
             return args
+        if rounding.repeats and not takes_means_off(about):
+            return self._disturb_repeated(about, args)
         spared = None
         if about.name in PRODUCTS and not rounding.inputs:
             # noise in one factor does for both, and a weight need not be copied
@@ -224,6 +241,13 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 disturbed[position] = disturb(arg, unit_here)
         return tuple(disturbed)
+
+    def _disturb_repeated(self, about: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The terms of a sum in which many are equal: equal ones get an equal error, as large as theirs add up to."""
+        if not self._can_round(args[0]) or args[0].is_complex():
+            return args
+        unit = self.factor * self.accumulator * one_way_roundings(count_terms(about.name, args))
+        return self._dice.disturbed_alike(args[0], unit), *args[1:]
 
     def _round_all(self, value: Any, unit: float) -> None:
         for tensor in _as_sequence(value):
@@ -288,6 +312,11 @@ class Dice:
         copy = tensor.clone()
         self.disturb(copy, unit)
         return copy
+
+    def disturbed_alike(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        """A copy in which equal elements have the same relative error, of up to ``unit``."""
+        pool = self._pool(tensor.device, tensor.dtype)
+        return disturb_alike(tensor, unit, pool, self._offsets.randrange(pool.numel()))
 
     def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
         """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""

@@ -31,6 +31,7 @@ __all__ = [
     "operator_facts",
     "program_unit",
     "smallest_noise",
+    "sum_roundings",
     "unit_of",
     "wide_dtype",
     "wide_version",
@@ -184,10 +185,15 @@ _EXACT = frozenset({
     "zeros", "zeros_like",
 })
 _TORCH_NAMESPACES = frozenset({"aten", "prims"})
+# Fewer terms than this are added up with an error that the noise of the terms covers.
+_LONG_SUM = 16
 _REDUCTIONS = frozenset({
     "linalg_vector_norm", "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var",
     "var_mean",
 })
+
+
+_RUNNING_SUMS = frozenset({"cumsum", "logcumsumexp"})
 
 
 @dataclass(frozen=True)
@@ -259,6 +265,26 @@ def count_terms(name: str, args: Sequence[Any]) -> int:
     if "norm" in name and name not in _REDUCTIONS:
         return _norm_terms(name, max(tensors[:2], key=torch.Tensor.numel))
     return _reduced_terms(name, big, args)
+
+
+def sum_roundings(name: str, args: Sequence[Any]) -> float:
+    """How many unit roundoffs a sum is off as a whole, beside what the noise of its terms makes: 0 where it is no sum.
+
+    In a loop over n terms each addition rounds the sum so far. Where terms have one sign that makes ``0.24 * sqrt(n)``
+    roundings of the sum, in the root mean square. The noise of independent terms makes 0.6, whatever n is. Inductor's
+    loops over an outer axis add so (torch 2.13, CPU); eager adds in blocks. Products of matrices are the library's on
+    both sides.
+    """
+    backward = name.endswith("_backward")
+    # Backward, a normalisation sums up the gradients of its weight and bias; a loss sums up nothing.
+    sums = "norm" in name if backward else name in _REDUCTIONS or name in _RUNNING_SUMS or "loss" in name
+    if not sums:
+        return 0.0
+    terms = count_terms(name, args)
+    if "loss" in name:
+        # Over all elements, whatever their axes.
+        terms = max((arg.numel() for arg in args if isinstance(arg, torch.Tensor)), default=1)
+    return terms**0.5 / 4 if terms >= _LONG_SUM else 0.0
 
 
 def _norm_terms(name: str, big: torch.Tensor) -> int:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
+from pytest_torchcompile.oracle.repeated_terms import sums_repeated
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
@@ -32,6 +33,8 @@ class Rounding:
     """Unit roundoff of its result."""
     inputs: dict[int, float] = field(default_factory=dict)
     """Positions of arguments that were cast to a narrower dtype before, to the unit of that."""
+    repeats: bool = False
+    """Whether it sums up terms that repeat, whose roundings point one way."""
 
 
 def key_of(about: Operator, args: Sequence[Any]) -> Key:
@@ -151,6 +154,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             setattr(result, _NARROWED, max(narrowed.values()))
         rounding = self.roundings.setdefault(key_of(about, args), Rounding())
         rounding.unit = max(rounding.unit, unit)
+        if unit and not rounding.repeats:
+            rounding.repeats = sums_repeated(about, args)
         if not about.exact:
             for position, narrow in narrowed.items():
                 rounding.inputs[position] = max(rounding.inputs.get(position, 0.0), narrow)

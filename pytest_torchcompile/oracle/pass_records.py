@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["ONE_SIZE", "PassStep", "WrongLeaf"]
-
-ONE_SIZE: Final = ("all calls have the same sizes, so a size that a pass has put into the graph is not seen: give "
-                   "calls of two sizes")
+__all__ = ["PassStep", "WrongLeaf"]
 
 _TOLD_OF_PASS: Final = re.compile(r"pass \d+ of \d+ \((.*)\)")
 # Operators that a remark names.

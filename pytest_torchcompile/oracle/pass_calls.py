@@ -6,6 +6,7 @@ what may change: what it refuses, or makes NaN of, stays as it is, and a remark 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -159,7 +160,7 @@ def _calls_of_another_size(tries: _EagerTries) -> tuple[list[Call], str]:
         return [], "static sizes were asked for: none was tried beside the given one, and passes may rely on that"
     refusals = []
     for sizes in _other_sizes(trial.calls[0].batch):
-        calls = []
+        calls: list[Call] = []
         for batch, told in sizes:
             calls.append(Call(len(trial.calls) + len(calls), batch, suffix=f" (a size that was tried: {told})",
                               training=trial.calls[0].training))
@@ -197,7 +198,7 @@ def _other_sizes(batch: Batch) -> Iterator[list[tuple[Batch, str]]]:
         for step in range(1, further + 1):
             new = {dim: _other_size(common[dim], step) for dim in dims}
             told = ", ".join(f"{size} in dimension {dim}" for dim, size in new.items())
-            sizes_of_choice.append((batch.with_tensors(lambda tensor, new=new: _resize(tensor, new)), told))
+            sizes_of_choice.append((batch.with_tensors(functools.partial(_resize, sizes=new)), told))
         yield sizes_of_choice
 
 

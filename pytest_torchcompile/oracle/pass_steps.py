@@ -78,7 +78,8 @@ def judge_steps(trial: Trial) -> JudgedSteps:
 
     A step is held against the one before it, in the calls of the trial and those of
     :func:`~pytest_torchcompile.oracle.pass_calls.choose_calls`; what is run ends in torch's operators, so that no
-    compiler has a part in it. It ends with a step that raises. Everything compiled is forgotten.
+    compiler has a part in it. It ends with a step that raises, or of which nothing could be compared. Everything
+    compiled is forgotten.
     """
     steps: list[PassStep] = []
     already_wrong: set[str] = set()
@@ -94,7 +95,8 @@ def judge_steps(trial: Trial) -> JudgedSteps:
             step = _judge_step(trial, chosen, before, variant, already_wrong)
             steps.append(step)
             already_wrong |= {wrong.name for wrong in step.wrong}
-            if step.raised:
+            # Where nothing was compared, no pass is at fault.
+            if step.raised or not step.compared:
                 break
             before = variant
         forget_compiled()

@@ -101,4 +101,9 @@ def judge_passes(
         # A filter that makes errors of warnings would have torch's own end a compile.
         warnings.simplefilter("ignore")
         judged = judge_steps(trial)
-    return JudgedPasses(judged.steps, judged.remarks)
+    remarks = judged.remarks
+    doubtful = [step.told for step in judged.steps if step.raised or not step.changed]
+    if train and doubtful and doubtful != [judged.steps[0].told]:
+        remarks += (f"{', '.join(doubtful)}: judged on the graph of forward and backward; a pass that is for inference "
+                    "alone needs train=False",)
+    return JudgedPasses(judged.steps, remarks)

@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["PassStep", "WrongLeaf"]
+__all__ = ["PassStep", "WrongLeaf", "blamed_pass"]
 
 _TOLD_OF_PASS: Final = re.compile(r"pass \d+ of \d+ \((.*)\)")
+_BLAMED: Final = re.compile(r"(?:with )?pass \d+ of \d+ \((.*?)\) (?:changed|the model raises|makes another graph) ?")
 # Operators that a remark names.
 _SHOWN = 6
+
+
+def blamed_pass(problem: str) -> str:
+    """The pass that a :attr:`PassStep.problem` blames, by its name; empty where it blames none."""
+    named = _BLAMED.match(problem)
+    return named[1] if named else ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ MARKERS = (
     "compile_limits(recompiles=None, graph_breaks=None, eager_frames=None): fail a test that passed if it went over "
     "one of these numbers, or if no compiled code ran",
     "shape_buckets(*sizes): the sizes of the fixture shape_buckets",
-    "graph_passes([pass, ...], capture='joint', decompositions=None): the passes that the fixture graph_pass judges",
+    "graph_passes([pass, ...], capture='joint', decompositions=None, train=True, dynamic=None): the passes that the "
+    "fixture graph_pass judges",
 )
 
 

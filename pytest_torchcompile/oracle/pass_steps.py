@@ -141,10 +141,13 @@ def _refused_size(chosen: PassCalls, before: _Variant, after: _Variant) -> str:
 
     It would be made to fail a run of which it is no part. An error of a graph that was made is the pass's.
     """
-    for call in filter(chosen.is_added, chosen.calls):
+    for call in chosen.calls:
         error = after.recordings[call.label].error
         if error is None or before.recordings[call.label].error is not None:
             continue
+        # The first call that raises is what has to be told.
+        if not chosen.is_added(call):
+            return ""
         if after.told == _CAPTURE or error.type.startswith(_OF_COMPILING):
             return (f"with {after.told} the model raises in {call.label}: {_own_words(error.type, error.text)}; so a "
                     "size that a pass has put into the graph is not seen: give calls of two sizes, or ask for static "

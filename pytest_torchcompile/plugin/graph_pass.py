@@ -17,7 +17,7 @@ __all__ = ["PassJudge"]
 
 @dataclass(frozen=True)
 class PassJudge:
-    """What the fixture gives: call it with a model and a batch for each call, which is what ``compare`` takes for one."""
+    """What the fixture gives: call it with a model, and a batch for each call."""
 
     choice: PassChoice
 

@@ -87,9 +87,9 @@ def reads_values(module):
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
 @pytest.mark.parametrize(("function", "text"), [
-    (put_in(lambda: torch.full((8,), 0.5)), "has put a fake tensor into the graph, 'a_half'; a pass runs in torch's fake "
-     "mode, and a tensor that it makes or reads there has no values: make it outside of the pass, or inside of `with "
-     "real_tensors():` of pytest_torchcompile.backends.constant_nodes, or by an operator such as aten.full"),
+    (put_in(lambda: torch.full((8,), 0.5)), "has put a fake tensor into the graph, 'a_half'; a pass runs in torch's "
+     "fake mode, and a tensor that it makes or reads there has no values: make it outside of the pass, or inside of "
+     "`with real_tensors():` of pytest_torchcompile.backends.constant_nodes, or by an operator such as aten.full"),
     (put_in(lambda: None, "gone"), "left the node gone, which reads 'gone', and the module has no such attribute; "
      "write module.register_buffer('gone', tensor)"),
     (with_a_tensor, "a tensor for an argument; put it into the graph as a node: module.register_buffer(name, tensor), "

@@ -202,7 +202,8 @@ def test_wrong_numbers_of_one_model_that_come_together_are_one_cause():
 
 def test_a_graph_pass_to_blame_is_one_cause():
     """In all models, at whatever place among the passes; what is wrong beside it is its doing, and no other pass's."""
-    output, raises = "output: error is 9 times", "the compiled run raised BackendCompilerFailed in forward; eager did not"
+    output = "output: error is 9 times"
+    raises = "the compiled run raised BackendCompilerFailed in forward; eager did not"
     found = group_causes([
         of("a", "a1", ("equivalence", output), ("passes", "pass 1 of 1 (m:fold) changed output (9 times)")),
         of("b", "b1", ("gradients", "gradient of w: error is 7 times"),

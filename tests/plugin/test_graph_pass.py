@@ -104,6 +104,23 @@ def test_mistakes_in_the_marker(pytester, mark, text):
     assert result.ret != 0
 
 
+def test_a_lone_function_in_the_marker(pytester):
+    """Pytest marks it instead of the test, and hands it the test; our words stand below pytest's error."""
+    pytester.makepyfile(passes=PASSES, test_it="""
+        import pytest
+        from passes import add_twice
+
+        @pytest.mark.graph_passes(add_twice)
+        def test_it(graph_pass):
+            pass
+    """)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines([
+        "*AttributeError: 'function' object has no attribute 'graph'*", "*- graph_passes -*",
+        "pytest takes a lone function in a marker for the test that is marked; put it into a list: "
+        "@pytest.mark.graph_passes([[]my_pass])"])
+
+
 def test_the_page(pytester):
     """The pass and the test that docs/how-to/toolkit.md shows."""
     written, used, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -64,7 +64,7 @@ class GraphPass:
 
     def said(self, attribute: str) -> Any:
         """What stands on the function, or on the one that functools.partial has wrapped; None: nothing."""
-        function = self.function
+        function: Any = self.function
         while isinstance(function, functools.partial) and not hasattr(function, attribute):
             function = function.func
         return getattr(function, attribute, None)
@@ -77,7 +77,7 @@ class GraphPass:
     @property
     def needs_device(self) -> str:
         """The type of device that it is for; empty: any."""
-        return self.said("needs_device") or ""
+        return str(self.said("needs_device") or "")
 
     def is_for(self, graph: str, capture: str) -> bool:
         """Whether it changes a graph of this kind."""
@@ -88,7 +88,7 @@ class GraphPass:
         return (graph == "joint") == (capture != "forward_backward")
 
 
-def read_passes(choice: str | Iterable[Any], root: Path | None = None) -> tuple[GraphPass, ...]:
+def read_passes(choice: Any, root: Path | None = None) -> tuple[GraphPass, ...]:
     """The passes of a list, or a lone one; of a text, those with commas between them; ``none``: no pass.
 
     Each is a function, a :class:`GraphPass`, a name of :data:`PASSES` or ``module:function``, and may begin with the

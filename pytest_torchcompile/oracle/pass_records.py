@@ -75,6 +75,10 @@ class PassStep:
         named = _TOLD_OF_PASS.fullmatch(self.told)
         return named[1] if named else ""
 
+    def is_beyond(self, noise: float) -> bool:
+        """Whether a value is off by more than so many times its rounding noise."""
+        return any(wrong.noise is not None and wrong.noise > noise for wrong in self.wrong)
+
     @property
     def problem(self) -> str:
         """``pass 2 of 3 (fold:fold) changed gradient of up.weight (310 times the rounding noise)``; empty if right."""

@@ -10,9 +10,12 @@ Each variant runs the calls, one of another size where they have one alone, then
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
+
+import torch
 
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.errors import headline
@@ -29,6 +32,7 @@ from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import forget_compiled
+from pytest_torchcompile.state.value_leaves import same_bits
 
 __all__ = ["JudgedSteps", "judge_steps"]
 
@@ -39,7 +43,7 @@ _PROMISED = ("output", "input", "buffer", "attribute")
 # How the types of errors begin that are raised while a graph is made, and not by what it computes.
 _OF_COMPILING: Final = ("torch._dynamo.", "torch._inductor.", "torch.fx.")
 _BEYOND_DOUBT: Final = 1000.0
-"""So many times the rounding noise is wrong in one call; no draws are spent on that value in further calls."""
+"""A pass that is off by so many times the rounding noise in one call is wrong: no noise is drawn for further calls."""
 
 
 @dataclass
@@ -95,6 +99,9 @@ def judge_steps(trial: Trial) -> JudgedSteps:
             step = _judge_step(trial, chosen, before, variant, already_wrong)
             steps.append(step)
             already_wrong |= {wrong.name for wrong in step.wrong}
+            if step.is_beyond(_BEYOND_DOUBT):
+                # Not all calls were compared.
+                already_wrong |= _changed_values(chosen, before, variant)
             # Where nothing was compared, no pass is at fault.
             if step.raised or not step.compared:
                 break
@@ -162,7 +169,6 @@ def _judge_step(trial: Trial, chosen: PassCalls, before: _Variant, after: _Varia
     compared = 0
     only_zeros = True
     eager_error = ""
-    settled: frozenset[str] = frozenset()
     for call in chosen.calls:
         one, other = before.recordings[call.label], after.recordings[call.label]
         if other.error is not None and one.error is None:
@@ -170,16 +176,16 @@ def _judge_step(trial: Trial, chosen: PassCalls, before: _Variant, after: _Varia
             if chosen.is_added(call):
                 raised += f" (in {call.label})"
             return PassStep(after.told, raised=raised)
-        found = compare(one, other, lambda call=call: trial.call_reference(call, unit),  # type: ignore[misc]
-                        without=settled)
-        settled |= {leaf.name for leaf in found if leaf.rms is not None and leaf.rms > _BEYOND_DOUBT}
-        leaves += [(call.label, leaf) for leaf in _beside_wrong_ones(found, one, other, already_wrong, unit)]
+        found = _compare_beside(one, other, already_wrong, unit, partial(trial.call_reference, call, unit))
+        leaves += [(call.label, leaf) for leaf in found]
         # That both raise proves nothing about a pass.
         if one.error is None:
             compared += len(found)
             only_zeros = only_zeros and one.all_zero and not one.has_answers
         elif not eager_error:
             eager_error = f"in {call.label} the model raises, without a pass too: {headline(str(one.error))}"
+        if any(leaf.rms is not None and leaf.rms > _BEYOND_DOUBT for leaf in found):
+            break
     limits = Limits().over(leaf for _, leaf in leaves)
     wrong: dict[str, WrongLeaf] = {}
     for label, leaf in leaves:
@@ -246,22 +252,31 @@ def _own_words(kind: str, text: str) -> str:
     return told
 
 
-def _beside_wrong_ones(leaves: Sequence[Leaf], before: Recording, after: Recording,
-                       already_wrong: set[str], unit: float | None) -> Iterator[Leaf]:
-    """The leaves; those that were wrong before this step are measured from the graph before it, not from what is right.
+def _compare_beside(before: Recording, after: Recording, already_wrong: set[str], unit: float | None,
+                    expected: Callable[[], Reference]) -> list[Leaf]:
+    """Compare; what was wrong before this step is measured from the graph before it, not from what is right.
 
     Else each pass after a wrong one would be called wrong too.
     """
-    beside: dict[tuple[str, str], Leaf] = {}
-    if any(leaf.name in already_wrong for leaf in leaves):
+    leaves = [leaf for leaf in compare(before, after, expected, without=already_wrong)
+              if leaf.name not in already_wrong]
+    if already_wrong:
         as_before = Reference(before)
         as_before.unit = unit or 0.0
-        beside = {(leaf.name, leaf.kind): leaf for leaf in compare(before, after, as_before)}
-    for leaf in leaves:
-        if leaf.name in already_wrong:
-            yield beside.get((leaf.name, leaf.kind), leaf)
-        else:
-            yield leaf
+        leaves += [leaf for leaf in compare(before, after, as_before) if leaf.name in already_wrong]
+    return leaves
+
+
+def _changed_values(chosen: PassCalls, before: _Variant, after: _Variant) -> set[str]:
+    """Names of the values that differ in any bit."""
+    changed = set()
+    for call in chosen.calls:
+        values = after.recordings[call.label].values_by_name()
+        for name, value in before.recordings[call.label].values_by_name().items():
+            other = values.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and not same_bits(value, other):
+                changed.add(name)
+    return changed
 
 
 def _has_changed(variant: _Variant) -> bool:

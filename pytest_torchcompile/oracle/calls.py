@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -20,7 +20,6 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.held import Held, HeldName
-from pytest_torchcompile.oracle.other_state import REFUSED, move_tensors, shrink_values, vary_parameters
 from pytest_torchcompile.oracle.program import WideCopies
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
@@ -28,16 +27,22 @@ from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.quantity import named_sizes
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.value_leaves import write_whole
+from pytest_torchcompile.state.value_leaves import whole_value, write_whole
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 
-__all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
-           "other_values", "passes_over"]
+__all__ = ["REFUSED", "Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
+           "other_values", "passes_over", "shrink_values", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
+REFUSED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""What expanded memory, sparse, nested and distributed tensors may raise: they stay as they are."""
+# By how much a value shrinks at most: far more than rounding, and a probability or a mask stays one.
+_SHARE: Final = 2.0**-4
+# Between the seeds of two tensors.
+_SEED_STEP: Final = 7919
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class Call:
     """The batches of the other replicas. They are kept apart, for most who run a call run their own batch alone."""
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Values that buffers have before it, by name; beside other values for the parameters alone."""
-    moved: tuple[str, ...] = ()
-    """What else has other values then: see :func:`~pytest_torchcompile.oracle.other_state.movable_tensors`."""
+    move: Callable[[torch.nn.Module], None] | None = None
+    """Gives other values to what else a module holds, in place; beside other values for the parameters alone."""
 
     @property
     def label(self) -> str:
@@ -101,17 +106,18 @@ class Call:
                 if name in self.buffers:
                     write_whole(buffer, self.buffers[name])
         vary_parameters(module, self.other)
-        move_tensors(module, self.moved, self.other)
+        if self.move is not None:
+            self.move(module)
 
     def with_other_values(self, seed: int, buffers: Mapping[str, torch.Tensor] | None = None,
-                          moved: tuple[str, ...] = ()) -> Call:
+                          move: Callable[[torch.nn.Module], None] | None = None) -> Call:
         """The call with other values for parameters and batches, and for the buffers those that are given, varied;
-        ``moved`` names what else is.
+        ``move`` as :attr:`move`.
         """
         # Each replica by itself: it varies its own batch in the same way.
         others = tuple(_varied_batch(batch, seed) for batch in self.other_replicas)
         return replace(self, batch=_varied_batch(self.batch, seed), other_replicas=others, other=seed,
-                       suffix=f"{self.suffix}, with other values", buffers=buffers or {}, moved=moved)
+                       suffix=f"{self.suffix}, with other values", buffers=buffers or {}, move=move)
 
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
@@ -334,3 +340,35 @@ def _roll_samples(tensors: Iterable[torch.Tensor], dim: int) -> None:
         for tensor in tensors:
             with contextlib.suppress(*REFUSED):
                 tensor.copy_(tensor.roll(1, dim))
+
+
+def vary_parameters(module: torch.nn.Module, seed: int) -> None:
+    """Shrink each floating parameter and buffer element by up to 1/16, in place; ``seed`` decides.
+
+    A parameter that is zero everywhere, as the last layer of a model often begins, gets values within 1/32 of zero:
+    else nothing that it takes part in could be compared.
+    """
+    parameters = list(module.parameters())
+    shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
+
+
+def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
+    """Shrink each element of the floating tensors by up to 1/16, in place; whole numbers and Booleans stay.
+
+    ``filled``: ids of those that get values where they are zero everywhere.
+    """
+    # Tied parameters are shrunk once. The number of a tensor is part of its seed.
+    distinct = {id(tensor): tensor for tensor in tensors}.values()
+    with torch.no_grad():
+        for index, tensor in enumerate(distinct):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            with contextlib.suppress(*REFUSED):
+                generator = torch.Generator(tensor.device).manual_seed(seed + _SEED_STEP * index)
+                dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+                share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
+                value = whole_value(tensor)
+                if id(tensor) in filled and not bool(value.any()):
+                    write_whole(tensor, value + (share - 0.5) * _SHARE)
+                else:
+                    write_whole(tensor, value * (1 - share * _SHARE))

@@ -1,69 +1,24 @@
-"""Other values for the state of a module: parameters, buffers, and tensors that it holds in attributes.
+"""Other values for what is no parameter and no floating buffer: ids, positions, masks, and tensors in attributes.
 
-Numbers with a fraction shrink a little. Ids, positions and masks do not take that: their elements change places, so
-that each is as valid as before.
+Numbers with a fraction shrink a little, as parameters do (``calls.py``). The others do not take that: their elements
+change places, so that each is as valid as before.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
-from typing import Final
+from collections.abc import Collection, Iterator
 
 import torch
 
-from pytest_torchcompile.state.value_leaves import (
-    attribute_tensors,
-    is_plain,
-    same_bits,
-    whole_value,
-    write_whole,
-)
+from pytest_torchcompile.oracle.calls import REFUSED, shrink_values
+from pytest_torchcompile.state.value_leaves import attribute_tensors, is_plain, same_bits
 
-__all__ = ["REFUSED", "movable_tensors", "move_tensors", "shrink_values", "vary_parameters"]
-
-REFUSED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
-"""What expanded memory, sparse, nested and distributed tensors may raise: they stay as they are."""
-# By how much a value shrinks at most: far more than rounding, and a probability or a mask stays one.
-_SHARE: Final = 2.0**-4
-# Between the seeds of two tensors.
-_SEED_STEP: Final = 7919
-
-
-def vary_parameters(module: torch.nn.Module, seed: int) -> None:
-    """Shrink each floating parameter and buffer element by up to 1/16, in place; ``seed`` decides.
-
-    A parameter that is zero everywhere, as the last layer of a model often begins, gets values within 1/32 of zero:
-    else nothing that it takes part in could be compared.
-    """
-    parameters = list(module.parameters())
-    shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
-
-
-def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
-    """Shrink each element of the floating tensors by up to 1/16, in place; whole numbers and Booleans stay.
-
-    ``filled``: ids of those that get values where they are zero everywhere.
-    """
-    # Tied parameters are shrunk once. The number of a tensor is part of its seed.
-    distinct = {id(tensor): tensor for tensor in tensors}.values()
-    with torch.no_grad():
-        for index, tensor in enumerate(distinct):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                continue
-            with contextlib.suppress(*REFUSED):
-                generator = torch.Generator(tensor.device).manual_seed(seed + _SEED_STEP * index)
-                dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
-                share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
-                value = whole_value(tensor)
-                if id(tensor) in filled and not bool(value.any()):
-                    write_whole(tensor, value + (share - 0.5) * _SHARE)
-                else:
-                    write_whole(tensor, value * (1 - share * _SHARE))
+__all__ = ["movable_tensors", "move_tensors"]
 
 
 def movable_tensors(module: torch.nn.Module) -> dict[str, bool]:
-    """What :func:`vary_parameters` leaves as it is, by name, and whether :func:`move_tensors` has other values for it.
+    """What ``vary_parameters`` leaves as it is, by name, and whether :func:`move_tensors` has other values for it.
 
     These are the buffers of whole numbers and Booleans, and every tensor in an attribute.
     """

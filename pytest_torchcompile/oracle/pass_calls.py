@@ -16,7 +16,7 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import headline
 from pytest_torchcompile.oracle.calls import Call, Side
-from pytest_torchcompile.oracle.other_state import movable_tensors
+from pytest_torchcompile.oracle.other_state import movable_tensors, move_tensors
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.value_leaves import is_plain, same_bits
@@ -77,7 +77,8 @@ def _others(trial: Trial, calls: Sequence[Call], buffers: Mapping[str, torch.Ten
     """The calls with other values."""
     # References are kept by the seed, and those of the trial are of its own buffers.
     seed = trial.seed + 1 if buffers or moved else trial.seed
-    return [call.with_other_values(seed, buffers, moved) for call in calls]
+    move = functools.partial(move_tensors, names=moved, seed=seed) if moved else None
+    return [call.with_other_values(seed, buffers, move) for call in calls]
 
 
 class _EagerTries:

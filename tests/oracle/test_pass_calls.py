@@ -171,14 +171,14 @@ def test_where_no_other_size_is_tried_it_is_told():
     found = judge_passes(Answers(torch.tanh), one, [twice_as_sum, refuses_open_sizes])
     assert found.ok, str(found)
     refused, unused = found.remarks
-    assert unused == ("pass 2 of 2 (refuses_open_sizes): judged on the graph of forward and backward; a pass that is for "
-                      "inference alone needs train=False")
+    assert unused == ("pass 2 of 2 (refuses_open_sizes): judged on the graph of forward and backward; a pass that is "
+                      "for inference alone needs train=False")
     told = "pass 2 of 2 (refuses_open_sizes)"
     assert refused.startswith(f"with {told} the model raises in call 2 (a size that was tried: 7 in dimension 0): "
                               f"{told} raised NotImplementedError: sizes vary")
     assert refused.endswith("; so a size that a pass has put into the graph is not seen: give calls of two sizes, or "
                             "ask for static ones")
-    (static,) = judge_passes(Answers(torch.tanh), one, [size_of_this_call], dynamic=False).remarks
+    static = judge_passes(Answers(torch.tanh), one, [size_of_this_call], dynamic=False).remarks[0]
     assert static == ("static sizes were asked for: none was tried beside the given one, and passes may rely on that")
     section = {"passes": [PassStep("pass 1 of 1 (a:b)", compared=1).to_dict()], "remarks": [static]}
     assert load("passes").remark(section) == static

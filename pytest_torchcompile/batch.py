@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
@@ -77,6 +78,25 @@ class Batch:
         """
         return self.to()
 
+    def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """A copy in which each tensor is what ``change`` makes of it, with ``requires_grad`` and the dynamic marks.
+
+        The other replicas are left out.
+        """
+        changed: dict[int, torch.Tensor] = {}
+
+        def change_once(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) not in changed:
+                new = change(leaf.detach()).requires_grad_(leaf.requires_grad)
+                _copy_marks(leaf, new)
+                changed[id(leaf)] = new
+            return changed[id(leaf)]
+
+        value = pytree.tree_map(change_once, self.value)
+        return Batch((value,), {}, value) if self.is_one_argument else Batch.of(value)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
         """:meth:`clone` to a device and a dtype; only floating tensors change their dtype.
 
@@ -118,6 +138,12 @@ class Batch:
     def is_on_cuda(self) -> bool:
         """Whether any of its tensors is; the model may be elsewhere."""
         return any(tensor.is_cuda for tensor in self.tensors())
+
+
+def _copy_marks(source: torch.Tensor, target: torch.Tensor) -> None:
+    for mark in _MARKS:
+        if hasattr(source, mark):
+            setattr(target, mark, copy.copy(getattr(source, mark)))
 
 
 def source_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,9 +188,7 @@ class _Copies:
             new.requires_grad_(tensor.requires_grad)
             if not tensor.is_leaf:
                 new = self.copy_as_result(tensor, new)
-        for mark in _MARKS:
-            if hasattr(tensor, mark):
-                setattr(new, mark, copy.copy(getattr(tensor, mark)))
+        _copy_marks(tensor, new)
         return new
 
     def copy_as_result(self, tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

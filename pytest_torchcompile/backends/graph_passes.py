@@ -4,7 +4,8 @@ A pass takes a ``GraphModule`` of ATen operators, and if it wants to its example
 graph in place, or returns another. What else is to be known of it stands on the function, as attributes:
 
 ``brings_in``
-    a dtype that is narrower than the model's: rounding is measured in it from this pass on.
+    a dtype that is narrower than the model's, bfloat16 or float16 as a rule: rounding is measured in it from this pass
+    on.
 ``needs_device``
     the type of device that it is for, ``cuda`` say.
 ``returns_runner``
@@ -13,6 +14,7 @@ graph in place, or returns another. What else is to be known of it stands on the
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,10 +23,11 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.passes.infra.pass_base import PassResult
 
 from pytest_torchcompile.backends.bf16_islands import bf16_islands
 from pytest_torchcompile.backends.collective_buckets import bucket_collectives
-from pytest_torchcompile.backends.constant_nodes import constant_folding
+from pytest_torchcompile.backends.constant_nodes import NO_VALUES, constant_folding, lift_constants
 from pytest_torchcompile.backends.cuda_graphs import cuda_graphs
 from pytest_torchcompile.backends.graph_halves import forward_nodes, tag_halves
 from pytest_torchcompile.errors import UsageError, nearest
@@ -34,11 +37,14 @@ from pytest_torchcompile.state.random_operators import node_draws
 __all__ = ["PASSES", "GraphPass", "PassFunction", "apply_pass", "example_inputs", "read_passes"]
 
 PassFunction: TypeAlias = "Callable[..., Any]"
-"""``pass(graph_module)`` or ``pass(graph_module, example_inputs)``; returns a GraphModule, or None: changed in place.
+"""``pass(graph_module)`` or ``pass(graph_module, example_inputs)``; returns a GraphModule, torch's ``PassResult`` with
+one, or None: changed in place.
 """
 # Characters of an error that a sentence has room for.
 _LONGEST: Final = 200
 _GRAPHS: Final = ("joint", "forward", "backward")
+# Of what is narrower the noise would hide every error.
+_BROUGHT_IN: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -50,38 +56,53 @@ class GraphPass:
     graph: str = ""
     """``joint``, ``forward`` or ``backward``: the one graph that it is for; empty: as the capture says."""
 
+    def __post_init__(self) -> None:
+        if self.said("brings_in") is not None and self.brings_in is None:
+            raise UsageError(f"brings_in of the pass {self.name} is {self.said('brings_in')!r}; expected a dtype: "
+                             f"{', '.join(_BROUGHT_IN)}. In the rounding noise of a narrower one no error would be "
+                             "seen: hold such a pass against a tolerance of your own")
+
+    def said(self, attribute: str) -> Any:
+        """What stands on the function, or on the one that functools.partial has wrapped; None: nothing."""
+        function: Any = self.function
+        while isinstance(function, functools.partial) and not hasattr(function, attribute):
+            function = function.func
+        return getattr(function, attribute, None)
+
     @property
     def brings_in(self) -> torch.dtype | None:
         """The dtype, narrower than the model's, that it computes in."""
-        return getattr(self.function, "brings_in", None)
+        return _BROUGHT_IN.get(str(self.said("brings_in")).removeprefix("torch."))
 
     @property
     def needs_device(self) -> str:
         """The type of device that it is for; empty: any."""
-        return str(getattr(self.function, "needs_device", ""))
+        return str(self.said("needs_device") or "")
 
     def is_for(self, graph: str, capture: str) -> bool:
         """Whether it changes a graph of this kind."""
         if self.graph:
             return self.graph == graph
-        if getattr(self.function, "returns_runner", False):
+        if self.said("returns_runner"):
             return graph != "joint"
         return (graph == "joint") == (capture != "forward_backward")
 
 
-def read_passes(choice: str | Iterable[Any], root: Path | None = None) -> tuple[GraphPass, ...]:
-    """The passes of a list, or of a text with commas between them; ``none``: no pass.
+def read_passes(choice: Any, root: Path | None = None) -> tuple[GraphPass, ...]:
+    """The passes of a list, or a lone one; of a text, those with commas between them; ``none``: no pass.
 
     Each is a function, a :class:`GraphPass`, a name of :data:`PASSES` or ``module:function``, and may begin with the
     graph that it is for: ``backward=module:function``. Raises :class:`UsageError` for what names no pass.
     """
-    entries: list[Any]
-    if isinstance(choice, str):
-        entries = [word.strip() for word in choice.split(",")]
-        if entries == ["none"]:
-            entries = []
-    else:
-        entries = list(choice)
+    entries: list[Any] = []
+    alone = callable(choice) or isinstance(choice, (str, GraphPass)) or not isinstance(choice, Iterable)
+    for entry in [choice] if alone else choice:
+        if isinstance(entry, str):
+            entries += [word.strip() for word in entry.split(",")]
+        else:
+            entries.append(entry)
+    if entries == ["none"]:
+        entries = []
     return tuple(_read_pass(entry, root or Path.cwd()) for entry in entries)
 
 
@@ -89,7 +110,7 @@ def _read_pass(entry: Any, root: Path) -> GraphPass:
     if isinstance(entry, GraphPass):
         return entry
     if callable(entry):
-        return GraphPass(getattr(entry, "__qualname__", type(entry).__name__), entry)
+        return GraphPass(_name_of(entry), entry)
     if not isinstance(entry, str):
         raise UsageError(f"a pass is {entry!r}; expected a function, module:function, or a name of {', '.join(PASSES)}")
     graph, equals, name = entry.rpartition("=")
@@ -100,6 +121,15 @@ def _read_pass(entry: Any, root: Path) -> GraphPass:
     if ":" not in name:
         raise UsageError(f"no pass is called {name!r}; expected module:function, or {nearest(name, PASSES)}")
     return GraphPass(name, resolve(name, root, "passes"), graph)
+
+
+def _name_of(function: PassFunction) -> str:
+    """Of functools.partial with the arguments, so that two of one function are told apart."""
+    if isinstance(function, functools.partial):
+        given = [repr(value) for value in function.args]
+        given += [f"{name}={value!r}" for name, value in function.keywords.items()]
+        return f"{_name_of(function.func)}({', '.join(given)})"
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def example_inputs(module: fx.GraphModule) -> list[Any]:
@@ -131,9 +161,13 @@ def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool
     except UsageError as refusal:
         raise UsageError(f"{told}: {refusal}") from refusal
     except Exception as error:
-        raise UsageError(f"{told} raised {one_line(error)}") from error
+        hint = f"; {NO_VALUES}" if _is_of_fake_mode(error) else ""
+        raise UsageError(f"{told} raised {one_line(error)}{hint}") from error
     if last and callable(returned) and not isinstance(returned, fx.GraphModule):
         return returned
+    # What torch's own passes return (``torch.fx.passes.infra.pass_base.PassBase``).
+    if isinstance(returned, PassResult):
+        returned = returned.graph_module
     if returned is None:
         returned = module
     if not isinstance(returned, fx.GraphModule):
@@ -145,9 +179,12 @@ def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool
                          f"{shape[0]} and {shape[1]}: torch hands over and takes back just those")
     try:
         notes.put_on(returned)
+        lift_constants(returned, notes.constants, torch._guards.detect_fake_mode(example_inputs(returned)), told)
         returned.graph.lint()
         returned.recompile()
         _note_values(returned)
+    except UsageError:
+        raise
     except Exception as error:
         # Torch's text goes on with the whole graph.
         why = str(error).partition("! ")[0].splitlines()[0][:_LONGEST]
@@ -164,6 +201,7 @@ class _Notes:
     def __init__(self, module: fx.GraphModule) -> None:
         self._inputs = [(node.name, node.target, dict(node.meta)) for node in _placeholders(module)]
         self._results = dict(_output(module).meta)
+        self.constants = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
 
     def put_on(self, module: fx.GraphModule) -> None:
         """Write those that are missing onto a graph with as many inputs and results."""
@@ -177,6 +215,16 @@ class _Notes:
         for key, value in self._results.items():
             _output(module).meta.setdefault(key, value)
         tag_halves(module)
+
+
+def _is_of_fake_mode(error: Exception) -> bool:
+    """Whether a pass has met a tensor without values.
+
+    Private: ``DataDependentOutputException`` and its kin in torch/_subclasses/fake_tensor.py, and
+    ``GuardOnDataDependentSymNode`` in torch/fx/experimental/symbolic_shapes.py (torch 2.8 to 2.15; 2.13 tried).
+    """
+    kind = type(error).__name__
+    return kind.endswith("OutputException") or kind == "GuardOnDataDependentSymNode" or "FakeTensor" in str(error)
 
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
@@ -220,9 +268,13 @@ def _note_values(module: fx.GraphModule) -> None:
 
 
 def _value_of(node: fx.Node, module: fx.GraphModule) -> Any:
-    if "val" not in node.meta and node.op == "get_attr":
-        return getattr(module, str(node.target))
-    return node.meta["val"]
+    if "val" in node.meta:
+        return node.meta["val"]
+    if node.op != "get_attr":
+        raise UsageError(f"node {node.name} has no meta['val']; copy that of the node that it stands for, or delete it "
+                         "on operators, which are then run on fake tensors")
+    # A graph of its own, of torch.cond say: it has no value.
+    return getattr(module, str(node.target))
 
 
 # The passes with a name. Each is right: it changes no value beyond the last bit.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.pass_records import ONE_SIZE, PassStep
+from pytest_torchcompile.oracle.pass_records import PassStep
 
 if TYPE_CHECKING:
     from pytest_torchcompile.wrappers.protocol import CellTrial
@@ -20,9 +20,10 @@ _SHOWN = 6
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """Each step of the toolkit: capture, decompositions, passes. Forgets what was compiled."""
-    from pytest_torchcompile.oracle.pass_steps import has_one_size, judge_steps
+    from pytest_torchcompile.oracle.pass_steps import judge_steps
 
-    return {"passes": [step.to_dict() for step in judge_steps(run)], "one_size": has_one_size(run)}
+    judged = judge_steps(run)
+    return {"passes": [step.to_dict() for step in judged.steps], "remarks": list(judged.remarks)}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -48,12 +49,9 @@ def _evidence(step: PassStep) -> str:
 
 
 def remark(section: Mapping[str, Any]) -> str:
-    """How far decompositions move the numbers, which operators they replace, and which passes changed no graph."""
+    """How far a table moves the numbers, its operators, which passes changed no graph, and what calls cannot show."""
     told = [step.remark for step in _steps(section)]
-    # Older reports do not say whether it has.
-    if section.get("one_size"):
-        told.append(ONE_SIZE)
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, [*told, *section.get("remarks", ())]))
 
 
 CHECK = Check("passes", measure, judge, remark)

@@ -13,8 +13,8 @@ from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.equivalence import ObjectTrial, Wrap
-from pytest_torchcompile.oracle.pass_records import ONE_SIZE, PassStep
-from pytest_torchcompile.oracle.pass_steps import has_one_size, judge_steps
+from pytest_torchcompile.oracle.pass_records import PassStep
+from pytest_torchcompile.oracle.pass_steps import judge_steps
 from pytest_torchcompile.oracle.training import no_loss
 from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
@@ -28,8 +28,8 @@ class JudgedPasses:
 
     steps: tuple[PassStep, ...]
     """The capture, the decompositions if there are any, then each pass."""
-    one_size: bool = False
-    """Do all calls have the same shapes? Then a size that a pass has put into the graph is not seen."""
+    remarks: tuple[str, ...] = ()
+    """What the calls cannot show: that the model takes no other size, say."""
 
     @property
     def ok(self) -> bool:
@@ -52,8 +52,7 @@ class JudgedPasses:
             text = step.problem or step.remark or f"{step.told}: {step.compared} values and properties as before"
             lines.append(text)
             lines += [f"    {wrong.text} in {wrong.call}" for wrong in step.wrong[:6]]
-        if self.one_size:
-            lines.append(f"note: {ONE_SIZE}")
+        lines += [f"note: {remark}" for remark in self.remarks]
         return "\n".join(lines)
 
 
@@ -64,12 +63,14 @@ def judge_passes(
     *,
     capture: str = "joint",
     decompositions: Any = None,
+    dynamic: bool | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     train: bool = True,
     seed: int = 0,
 ) -> JudgedPasses:
     """Run a model with the first k passes for each k, and hold it against the model with the first k - 1.
 
+    The calls are made once more with other values for parameters, buffers, tensors in attributes and inputs.
     Values that are not bitwise equal are measured from a float64 run, in units of this program's own rounding noise.
     Nothing is left changed, but code that was compiled before is dropped.
 
@@ -79,15 +80,16 @@ def judge_passes(
         passes: As for :class:`~pytest_torchcompile.backends.toolkit.Toolkit`.
         capture: ``joint``, ``forward_backward``, or ``step``: forward, loss and backward in one graph.
         decompositions: ``inductor``, ``core_aten``, ``none``, ``module:table`` or a mapping; a step of its own.
+        dynamic: As of ``torch.compile``. Unless it is False one further size is tried where calls have one alone.
         loss: ``loss(output, batch)``; None: a weighted mean over all float outputs.
-        train: Whether there is a backward pass.
+        train: Whether there is a backward pass; False for passes of the graph of inference.
         seed: Of every random number.
 
     Raises:
         UsageError: for a model, calls or passes that are of no use.
     """
     toolkit = Toolkit(passes=passes, capture=capture, compiler="eager", decompositions=decompositions)
-    config = CompileConfig(backend=toolkit, fullgraph=True)
+    config = CompileConfig(backend=toolkit, fullgraph=True, dynamic=dynamic)
     wrap: Wrap | None = None
     if capture == "step":
         if not isinstance(model, torch.nn.Module) or not train:
@@ -98,5 +100,10 @@ def judge_passes(
     with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
         # A filter that makes errors of warnings would have torch's own end a compile.
         warnings.simplefilter("ignore")
-        trial.run()
-        return JudgedPasses(tuple(judge_steps(trial)), has_one_size(trial))
+        judged = judge_steps(trial)
+    remarks = judged.remarks
+    doubtful = [step.told for step in judged.steps if step.raised or not step.changed]
+    if train and doubtful and doubtful != [judged.steps[0].told]:
+        remarks += (f"{', '.join(doubtful)}: judged on the graph of forward and backward; a pass that is for inference "
+                    "alone needs train=False",)
+    return JudgedPasses(judged.steps, remarks)

@@ -20,7 +20,7 @@ from pytest_torchcompile.ledger.users import FrameAttempt, FunctionPlace
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import LedgerWatch
 
-__all__ = ["compile_id", "install_hook"]
+__all__ = ["compile_id", "install_hook", "muted_trace"]
 
 _LOGGER: Final = "torch.__trace"
 _CONTEXT: Final = frozenset({
@@ -75,6 +75,18 @@ def install_hook(watch: LedgerWatch) -> Iterator[None]:
         for other in others:
             if other not in log.handlers and not _is_pytests(other):
                 log.addHandler(other)
+
+
+@contextlib.contextmanager
+def muted_trace() -> Iterator[None]:
+    """Keep the trace out of pytest's captured log while the block compiles and nothing reads it."""
+    log, mute = logging.getLogger(_LOGGER), _Mute()
+    log.addFilter(mute)
+    try:
+        yield
+    finally:
+        log.removeFilter(mute)
+        mute.unmute()
 
 
 @contextlib.contextmanager

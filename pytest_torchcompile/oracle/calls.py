@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -32,17 +32,17 @@ from pytest_torchcompile.state.value_leaves import whole_value, write_whole
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 
-__all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
-           "other_values", "passes_over", "vary_parameters"]
+__all__ = ["REFUSED", "Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
+           "other_values", "passes_over", "shrink_values", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
+REFUSED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""What expanded memory, sparse, nested and distributed tensors may raise: they stay as they are."""
 # By how much a value shrinks at most: far more than rounding, and a probability or a mask stays one.
-_SHARE = 2.0**-4
+_SHARE: Final = 2.0**-4
 # Between the seeds of two tensors.
-_SEED_STEP = 7919
-# Expanded memory, sparse, nested and distributed tensors may refuse: they stay as they are.
-_REFUSED = (RuntimeError, NotImplementedError, TypeError, ValueError)
+_SEED_STEP: Final = 7919
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Call:
     """The batches of the other replicas. They are kept apart, for most who run a call run their own batch alone."""
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Values that buffers have before it, by name; beside other values for the parameters alone."""
+    move: Callable[[torch.nn.Module], None] | None = None
+    """Gives other values to what else a module holds, in place; beside other values for the parameters alone."""
 
     @property
     def label(self) -> str:
@@ -104,13 +106,18 @@ class Call:
                 if name in self.buffers:
                     write_whole(buffer, self.buffers[name])
         vary_parameters(module, self.other)
+        if self.move is not None:
+            self.move(module)
 
-    def with_other_values(self, seed: int, buffers: Mapping[str, torch.Tensor] | None = None) -> Call:
-        """The call with other values for parameters and batches, and for the buffers those that are given, varied."""
+    def with_other_values(self, seed: int, buffers: Mapping[str, torch.Tensor] | None = None,
+                          move: Callable[[torch.nn.Module], None] | None = None) -> Call:
+        """The call with other values for parameters and batches, and for the buffers those that are given, varied;
+        ``move`` as :attr:`move`.
+        """
         # Each replica by itself: it varies its own batch in the same way.
         others = tuple(_varied_batch(batch, seed) for batch in self.other_replicas)
         return replace(self, batch=_varied_batch(self.batch, seed), other_replicas=others, other=seed,
-                       suffix=", with other values", buffers=buffers or {})
+                       suffix=f"{self.suffix}, with other values", buffers=buffers or {}, move=move)
 
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
@@ -295,16 +302,6 @@ class Variants:
         return self._made[key]
 
 
-def vary_parameters(module: torch.nn.Module, seed: int) -> None:
-    """Shrink each floating parameter and buffer element by up to 1/16, in place; ``seed`` decides.
-
-    A parameter that is zero everywhere, as the last layer of a model often begins, gets values within 1/32 of zero:
-    else nothing that it takes part in could be compared.
-    """
-    parameters = list(module.parameters())
-    _shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
-
-
 def other_values(batch: Batch, seed: int) -> Batch:
     """A copy of a batch with other values all over: its samples have changed places, and what can be shrunk is."""
     return _varied_batch(_rolled_batch(batch), seed)
@@ -313,7 +310,7 @@ def other_values(batch: Batch, seed: int) -> Batch:
 def _varied_batch(batch: Batch, seed: int) -> Batch:
     """A copy of a batch with its floating tensors shrunk; ids, masks of whole numbers and zeros stay."""
     other = batch.clone()
-    _shrink_values(other.tensors(), seed, filled=set())
+    shrink_values(other.tensors(), seed, filled=set())
     return other
 
 
@@ -341,19 +338,32 @@ def _rolled_batch(batch: Batch) -> Batch:
 def _roll_samples(tensors: Iterable[torch.Tensor], dim: int) -> None:
     with torch.no_grad():
         for tensor in tensors:
-            with contextlib.suppress(*_REFUSED):
+            with contextlib.suppress(*REFUSED):
                 tensor.copy_(tensor.roll(1, dim))
 
 
-def _shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
-    """``filled``: ids of those that get values where they are zero everywhere."""
+def vary_parameters(module: torch.nn.Module, seed: int) -> None:
+    """Shrink each floating parameter and buffer element by up to 1/16, in place; ``seed`` decides.
+
+    A parameter that is zero everywhere, as the last layer of a model often begins, gets values within 1/32 of zero:
+    else nothing that it takes part in could be compared.
+    """
+    parameters = list(module.parameters())
+    shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
+
+
+def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
+    """Shrink each element of the floating tensors by up to 1/16, in place; whole numbers and Booleans stay.
+
+    ``filled``: ids of those that get values where they are zero everywhere.
+    """
     # Tied parameters are shrunk once. The number of a tensor is part of its seed.
     distinct = {id(tensor): tensor for tensor in tensors}.values()
     with torch.no_grad():
         for index, tensor in enumerate(distinct):
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 continue
-            with contextlib.suppress(*_REFUSED):
+            with contextlib.suppress(*REFUSED):
                 generator = torch.Generator(tensor.device).manual_seed(seed + _SEED_STEP * index)
                 dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
                 share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ def compare(
     reference: Reference | Callable[[], Reference],
     *,
     limits: Limits | None = None,
+    without: Collection[str] = (),
 ) -> list[Leaf]:
     """Compare everything that two recordings hold; ``leaf_limits.problem`` says which leaves are
     wrong.
@@ -49,6 +50,7 @@ def compare(
         reference: What values that aren't bitwise equal are measured against; a callable is called only
             when there are any, so that an exact run pays nothing.
         limits: Decide when more noise is drawn before a leaf is left looking wrong.
+        without: Names of values that are not compared.
 
     Returns:
         One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing
@@ -61,6 +63,8 @@ def compare(
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     for pair in _pair_items(eager, compiled):
+        if pair.name in without:
+            continue
         differences = list(compare_items(pair.name, pair.kind, pair.eager, pair.compiled))
         leaves += judge.excuse_wavering(differences, pair.compare_with_twin)
         if not any(leaf.kind in (pair.kind, "shape", "zero_gradient") for leaf in differences):

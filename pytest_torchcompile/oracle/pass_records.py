@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["ONE_SIZE", "PassStep", "WrongLeaf"]
-
-ONE_SIZE: Final = ("all calls have the same sizes, so a size that a pass has put into the graph is not seen: give "
-                   "calls of two sizes")
+__all__ = ["PassStep", "WrongLeaf", "blamed_pass"]
 
 _TOLD_OF_PASS: Final = re.compile(r"pass \d+ of \d+ \((.*)\)")
+_BLAMED: Final = re.compile(r"(?:with )?pass \d+ of \d+ \((.*?)\) (?:changed|the model raises|makes another graph) ?")
 # Operators that a remark names.
 _SHOWN = 6
+
+
+def blamed_pass(problem: str) -> str:
+    """The pass that a :attr:`PassStep.problem` blames, by its name; empty where it blames none."""
+    named = _BLAMED.match(problem)
+    return named[1] if named else ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class PassStep:
         """``fold:fold`` of ``pass 2 of 3 (fold:fold)``; empty of a step that is no pass."""
         named = _TOLD_OF_PASS.fullmatch(self.told)
         return named[1] if named else ""
+
+    def is_beyond(self, noise: float) -> bool:
+        """Whether a value is off by more than so many times its rounding noise."""
+        return any(wrong.noise is not None and wrong.noise > noise for wrong in self.wrong)
 
     @property
     def problem(self) -> str:

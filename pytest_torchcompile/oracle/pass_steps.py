@@ -3,15 +3,16 @@
 What the whole did wrong is so told by the pass that did it, and two wrongs that cancel out are both told.
 Decompositions are such a step too: they are meant to change the last bits, and by how much is measured.
 
-Each variant runs the calls, then all of them again with other values for parameters, buffers and inputs: a pass that
-has put a weight, a buffer or a size of the first run into the graph computes something else then.
+Each variant runs the calls, one of another size where they have one alone, then all of them again with other values
+(``pass_calls.py``): a pass that has put a weight, a buffer or a size into the graph computes something else then.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,24 +20,30 @@ import torch
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
-from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.ledger.trace import muted_trace
+from pytest_torchcompile.oracle.calls import Side
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import why_vacuous
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.pass_calls import PassCalls, choose_calls
 from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import forget_compiled
 from pytest_torchcompile.state.value_leaves import same_bits
 
-__all__ = ["has_one_size", "judge_steps"]
+__all__ = ["JudgedSteps", "judge_steps"]
 
 _CAPTURE = "the capture itself"
 _FRAME: Final = re.compile(r'  File "(.+?)", line (\d+), in .*\n(.*)')
 # How the leaves begin whose strides compiled code keeps.
 _PROMISED = ("output", "input", "buffer", "attribute")
+# How the types of errors begin that are raised while a graph is made, and not by what it computes.
+_OF_COMPILING: Final = ("torch._dynamo.", "torch._inductor.", "torch.fx.")
+_BEYOND_DOUBT: Final = 1000.0
+"""A pass that is off by so many times the rounding noise in one call is wrong: no noise is drawn for further calls."""
 
 
 @dataclass
@@ -47,7 +54,8 @@ class _Variant:
     told: str
     passes: tuple[str, ...] = ()
     """How its passes are spoken of."""
-    recordings: list[Recording] = field(default_factory=list)
+    recordings: dict[str, Recording] = field(default_factory=dict)
+    """By the label of the call."""
 
     @property
     def structures(self) -> list[dict[int, str]]:
@@ -60,43 +68,46 @@ class _Variant:
         return self.toolkit.operators if self.toolkit is not None else {}
 
 
-def judge_steps(trial: Trial) -> list[PassStep]:
+@dataclass(frozen=True)
+class JudgedSteps:
+    """All steps, and what the calls could not show."""
+
+    steps: tuple[PassStep, ...]
+    """The capture, the decompositions if there are any, then each pass."""
+    remarks: tuple[str, ...] = ()
+
+
+def judge_steps(trial: Trial) -> JudgedSteps:
     """Each step of the trial's toolkit, in order: the capture, the decompositions, then the passes.
 
-    A step is held against the one before it, in the calls of the first pass that were run eagerly, and in those with
-    other values; what is run ends in torch's operators, so that no compiler has a part in it. It ends with a step that
-    raises. Everything compiled is forgotten.
+    A step is held against the one before it, in the calls of the trial and those of
+    :func:`~pytest_torchcompile.oracle.pass_calls.choose_calls`; what is run ends in torch's operators, so that no
+    compiler has a part in it. It ends with a step that raises, or of which nothing could be compared. Everything
+    compiled is forgotten.
     """
     steps: list[PassStep] = []
     already_wrong: set[str] = set()
-    with trial.phase("passes"):
+    with trial.phase("passes"), muted_trace():
         before = _Variant(None, "eager")
-        calls = _run_eagerly(trial, before)
+        chosen = _run_eagerly(trial, before)
         for variant in _variants(trial.settings["backend"]):
             forget_compiled()
             side = trial.make({**trial.settings, "backend": variant.toolkit})
-            _run_calls(trial, side, variant, calls)
-            step = _judge_step(trial, calls, before, variant, already_wrong)
+            _run_calls(trial, side, variant, chosen)
+            if refusal := _refused_size(chosen, before, variant):
+                chosen = chosen.without_added(refusal)
+            step = _judge_step(trial, chosen, before, variant, already_wrong)
             steps.append(step)
             already_wrong |= {wrong.name for wrong in step.wrong}
-            if step.raised:
+            if step.is_beyond(_BEYOND_DOUBT):
+                # Not all calls were compared.
+                already_wrong |= _changed_values(chosen, before, variant)
+            # Where nothing was compared, no pass is at fault.
+            if step.raised or not step.compared:
                 break
             before = variant
         forget_compiled()
-    return steps
-
-
-def has_one_size(trial: Trial) -> bool:
-    """Whether a size that a pass has put into the graph would not show: all calls have the same shapes.
-
-    With static sizes each has a graph of its own, and passes may rely on them.
-    """
-    if trial.settings.get("dynamic") is False:
-        return False
-    shapes = set()
-    for call in trial.calls:
-        shapes.add(tuple(tensor.shape for tensor in call.batch.tensors()))
-    return len(shapes) == 1
+    return JudgedSteps(tuple(steps), chosen.remarks)
 
 
 def _variants(toolkit: Toolkit) -> Iterator[_Variant]:
@@ -116,64 +127,65 @@ def _variants(toolkit: Toolkit) -> Iterator[_Variant]:
         yield _Variant(toolkit.with_passes(number, **common), told[number - 1], tuple(told[:number]))
 
 
-def _run_eagerly(trial: Trial, eager: _Variant) -> list[Call]:
-    """Run the calls without any compiler, and return all that were run: the variants run the same."""
-    calls = [call for call in trial.calls if (call.index, call.other) in trial.tapes]
+def _run_eagerly(trial: Trial, eager: _Variant) -> PassCalls:
+    """Choose the calls, run them without any compiler, and return them: the variants run the same."""
     forget_compiled()
     with eager_on_purpose():
-        side = trial.make(None)
-        buffers = _run_calls(trial, side, eager, calls)
-        if not trial.options.varied:
-            # Where the model can't be copied no values can be moved; a size of the last call shows in the first.
-            again = [replace(call, suffix=", again") for call in calls[:1]]
-            _run_calls(trial, side, eager, again)
-            return calls + again
-        # Another seed: references are kept by it, and those of the trial are of its own buffers.
-        others = [call.with_other_values(trial.seed + 1, buffers) for call in calls]
-        first = len(eager.recordings)
-        _run_calls(trial, side, eager, others)
-        if buffers and any(recording.error is not None for recording in eager.recordings[first:]):
-            # A position that has come to its end, say: the buffers stay.
-            del eager.recordings[first:]
-            others = [call.with_other_values(trial.seed) for call in calls]
-            _run_calls(trial, side, eager, others)
-    return calls + others
+        chosen = choose_calls(trial, trial.make(None))
+        _run_calls(trial, trial.make(None), eager, chosen)
+    return chosen
 
 
-def _run_calls(trial: Trial, side: Side, variant: _Variant, calls: Sequence[Call]) -> dict[str, torch.Tensor]:
-    """Run calls, and return the buffers that they have written to, with their values."""
-    written: dict[str, torch.Tensor] = {}
-    side.restore()
-    before = {name: buffer.detach().clone() for name, buffer in side.module.named_buffers()}
-    for call in calls:
+def _run_calls(trial: Trial, side: Side, variant: _Variant, chosen: PassCalls) -> None:
+    for call in chosen.calls:
         tape = trial.new_tape((call.index, call.other)) if variant.toolkit is None else None
-        recording, _ = side.run(call, trial.loss, trial.train, trial.seed, tape)
         # Also behind a call that raises: eager may raise in one of several, and the others are worth judging.
-        variant.recordings.append(recording)
-        for name, buffer in side.module.named_buffers():
-            if name in before and not same_bits(before[name], buffer):
-                written[name] = buffer.detach().clone()
-    return written
+        variant.recordings[call.label], _ = side.run(call, trial.loss, trial.train, trial.seed, tape)
 
 
-def _judge_step(trial: Trial, calls: Sequence[Call], before: _Variant, after: _Variant,
+def _refused_size(chosen: PassCalls, before: _Variant, after: _Variant) -> str:
+    """Why no graph is made at a size that nobody has given; empty where it is made.
+
+    It would be made to fail a run of which it is no part. An error of a graph that was made is the pass's.
+    """
+    for call in chosen.calls:
+        error = after.recordings[call.label].error
+        if error is None or before.recordings[call.label].error is not None:
+            continue
+        # The first call that raises is what has to be told.
+        if not chosen.is_added(call):
+            return ""
+        if after.told == _CAPTURE or error.type.startswith(_OF_COMPILING):
+            return (f"with {after.told} the model raises in {call.label}: {_own_words(error.type, error.text)}; so a "
+                    "size that a pass has put into the graph is not seen: give calls of two sizes, or ask for static "
+                    "ones")
+    return ""
+
+
+def _judge_step(trial: Trial, chosen: PassCalls, before: _Variant, after: _Variant,
                 already_wrong: set[str]) -> PassStep:
     leaves: list[tuple[str, Leaf]] = []
     unit = _unit_of_passes(after)
     compared = 0
     only_zeros = True
     eager_error = ""
-    for call, one, other in zip(calls, before.recordings, after.recordings, strict=True):
+    for call in chosen.calls:
+        one, other = before.recordings[call.label], after.recordings[call.label]
         if other.error is not None and one.error is None:
-            return PassStep(after.told, raised=_own_words(other.error.type, other.error.text))
-        found = compare(one, other, lambda call=call: trial.call_reference(call, unit))  # type: ignore[misc]
-        leaves += [(call.label, leaf) for leaf in _beside_wrong_ones(found, one, other, already_wrong, unit)]
+            raised = _own_words(other.error.type, other.error.text)
+            if chosen.is_added(call):
+                raised += f" (in {call.label})"
+            return PassStep(after.told, raised=raised)
+        found = _compare_beside(one, other, already_wrong, unit, partial(trial.call_reference, call, unit))
+        leaves += [(call.label, leaf) for leaf in found]
         # That both raise proves nothing about a pass.
         if one.error is None:
             compared += len(found)
             only_zeros = only_zeros and one.all_zero and not one.has_answers
         elif not eager_error:
             eager_error = f"in {call.label} the model raises, without a pass too: {headline(str(one.error))}"
+        if any(leaf.rms is not None and leaf.rms > _BEYOND_DOUBT for leaf in found):
+            break
     limits = Limits().over(leaf for _, leaf in leaves)
     wrong: dict[str, WrongLeaf] = {}
     for label, leaf in leaves:
@@ -240,22 +252,31 @@ def _own_words(kind: str, text: str) -> str:
     return told
 
 
-def _beside_wrong_ones(leaves: Sequence[Leaf], before: Recording, after: Recording,
-                       already_wrong: set[str], unit: float | None) -> Iterator[Leaf]:
-    """The leaves; those that were wrong before this step are measured from the graph before it, not from what is right.
+def _compare_beside(before: Recording, after: Recording, already_wrong: set[str], unit: float | None,
+                    expected: Callable[[], Reference]) -> list[Leaf]:
+    """Compare; what was wrong before this step is measured from the graph before it, not from what is right.
 
     Else each pass after a wrong one would be called wrong too.
     """
-    beside: dict[tuple[str, str], Leaf] = {}
-    if any(leaf.name in already_wrong for leaf in leaves):
+    leaves = [leaf for leaf in compare(before, after, expected, without=already_wrong)
+              if leaf.name not in already_wrong]
+    if already_wrong:
         as_before = Reference(before)
         as_before.unit = unit or 0.0
-        beside = {(leaf.name, leaf.kind): leaf for leaf in compare(before, after, as_before)}
-    for leaf in leaves:
-        if leaf.name in already_wrong:
-            yield beside.get((leaf.name, leaf.kind), leaf)
-        else:
-            yield leaf
+        leaves += [leaf for leaf in compare(before, after, as_before) if leaf.name in already_wrong]
+    return leaves
+
+
+def _changed_values(chosen: PassCalls, before: _Variant, after: _Variant) -> set[str]:
+    """Names of the values that differ in any bit."""
+    changed = set()
+    for call in chosen.calls:
+        values = after.recordings[call.label].values_by_name()
+        for name, value in before.recordings[call.label].values_by_name().items():
+            other = values.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and not same_bits(value, other):
+                changed.add(name)
+    return changed
 
 
 def _has_changed(variant: _Variant) -> bool:

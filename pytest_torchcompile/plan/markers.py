@@ -124,16 +124,20 @@ class PassChoice:
     """Functions, ``module:function`` or names, in their order."""
     capture: str = "joint"
     decompositions: Any = None
+    train: bool = True
+    """False: the passes are for the graph of inference."""
+    dynamic: bool | None = None
 
 
 def read_pass_choice(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassChoice:
-    """Read ``graph_passes([pass, ...], capture="joint", decompositions=None)``; the list may be left out.
+    """Read ``graph_passes([pass, ...], capture="joint", decompositions=None, train=True, dynamic=None)``; the list may
+    be left out.
 
     But not around a lone function: pytest takes that for the test that is marked.
     """
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
         args = tuple(args[0])
-    _refuse_unknown(kwargs, ("capture", "decompositions"))
+    _refuse_unknown(kwargs, [each.name for each in fields(PassChoice) if each.name != "passes"])
     for each in args:
         if not callable(each) and not isinstance(each, str):
             raise UsageError(f"{each!r} is no pass; expected a function, 'module:function' or a name such as "
@@ -141,6 +145,9 @@ def read_pass_choice(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassCh
     capture = kwargs.get("capture", "joint")
     if capture not in CAPTURES:
         raise UsageError(f"unknown capture {capture!r}; {nearest(str(capture), CAPTURES)}")
+    for name, known in (("train", (True, False)), ("dynamic", (None, True, False))):
+        if kwargs.get(name, known[0]) not in known:
+            raise UsageError(f"{name}={kwargs[name]!r}; expected {' or '.join(map(str, known))}")
     if not args and not kwargs:
         raise UsageError("names no pass; expected graph_passes([my_pass]), with one pass or more")
     return PassChoice(args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ MARKERS = (
     "compile_limits(recompiles=None, graph_breaks=None, eager_frames=None): fail a test that passed if it went over "
     "one of these numbers, or if no compiled code ran",
     "shape_buckets(*sizes): the sizes of the fixture shape_buckets",
-    "graph_passes([pass, ...], capture='joint', decompositions=None): the passes that the fixture graph_pass judges",
+    "graph_passes([pass, ...], capture='joint', decompositions=None, train=True, dynamic=None): the passes that the "
+    "fixture graph_pass judges",
 )
 
 
@@ -166,6 +168,18 @@ def _give_to_pytest(config: pytest.Config, given: str) -> None:
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         named = config.args
     config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Say what pytest's own error does not: that a marker was given a lone function."""
+    report = yield
+    if report.failed:
+        from pytest_torchcompile.plugin.marker_mistakes import lone_pass_hint
+
+        if hint := lone_pass_hint(report.longreprtext):
+            report.sections.append(("graph_passes", hint))
+    return report
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

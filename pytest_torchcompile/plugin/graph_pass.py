@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +17,7 @@ __all__ = ["PassJudge"]
 
 @dataclass(frozen=True)
 class PassJudge:
-    """What the fixture gives: call it with a model and batches."""
+    """What the fixture gives: call it with a model, and a batch for each call."""
 
     choice: PassChoice
 
@@ -25,8 +25,7 @@ class PassJudge:
         """What :func:`~pytest_torchcompile.judge_passes` finds; ``options`` as there."""
         from pytest_torchcompile.layer.pass_judgement import judge_passes
 
-        settings = {"passes": self.choice.passes, "capture": self.choice.capture,
-                    "decompositions": self.choice.decompositions}
+        settings = {each.name: getattr(self.choice, each.name) for each in fields(self.choice)}
         return judge_passes(model, list(batches), **{**settings, **options})
 
     def __call__(self, model: Callable[..., Any], *batches: Any, **options: Any) -> JudgedPasses:
@@ -38,7 +37,8 @@ class PassJudge:
             raise AssertionError(str(judged))
         if judged.unused:
             raise AssertionError(f"{', '.join(judged.unused)} changed no graph of this model, so nothing is proved; "
-                                 "give a model with something to change, or look at graph_pass.judge(...)")
+                                 "give a model with something to change, or look at graph_pass.judge(...)"
+                                 + "".join(f"\nnote: {remark}" for remark in judged.remarks))
         return judged
 
 

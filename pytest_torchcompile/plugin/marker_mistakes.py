@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-__all__ = ["MARKERS", "marker_mistake", "misspelt_marker", "place_of", "registered_markers"]
+__all__ = ["MARKERS", "lone_pass_hint", "marker_mistake", "misspelt_marker", "place_of", "registered_markers"]
 
 MARKERS = ("compile_modes", "compile_limits", "shape_buckets", "graph_passes")
 _USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets", "graph_passes": "graph_pass"}
@@ -57,6 +57,17 @@ def misspelt_marker(item: pytest.Item, name: str, registered: Collection[str]) -
     # Close ones only: a project's own marker must not be taken for a misspelt one of ours.
     close = get_close_matches(name, MARKERS, n=1, cutoff=0.8)
     return f"unknown marker; did you mean {close[0]!r}?" if close else ""
+
+
+def lone_pass_hint(text: str) -> str:
+    """What to say of an error of collection that comes of ``@pytest.mark.graph_passes(my_pass)``; else empty.
+
+    Pytest takes a lone function for the test that is marked, and then runs the pass on the test.
+    """
+    if not re.search(r"@pytest\.mark\.graph_passes\(\s*[\w.]+\s*\)", text) or "'function' object" not in text:
+        return ""
+    return ("pytest takes a lone function in a marker for the test that is marked; put it into a list: "
+            "@pytest.mark.graph_passes([my_pass])")
 
 
 def place_of(item: pytest.Item) -> str:

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from pytest_torchcompile.checks import CHECKS, COMPARING, LIMITS, severity, way_of
 from pytest_torchcompile.checks.severity import RAISED, TEST_CHECK, Effect, Severity, without_ranks
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.pass_records import blamed_pass
 from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.metrics import METRICS
 
@@ -119,6 +120,11 @@ class _Sighting:
     def has_place(self) -> bool:
         return bool(self.problem.place)
 
+    @property
+    def blamed(self) -> str:
+        """The graph pass that it names."""
+        return _blamed_in(self.verdict, self.problem)
+
 
 def group_causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fresh: Fresh | None = None) -> list[Cause]:
     """Group the problems of some cells, and put the groups in order.
@@ -126,16 +132,18 @@ def group_causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fre
     One place in the user's code is one cause. Without a place, problems are one cause if their texts differ in numbers
     only: what a check finds wrong, only within one model; of values that differ, whichever output or gradient it is.
     Problems of one cell that do the same to the model (outputs, gradients and steps that are wrong) are one cause too.
+    A graph pass that is named is one cause in all models, and what is wrong beside it in a cell is its doing.
     """
     wanted = frozenset(verdicts)
     by_cell = [_sightings_in(facts, wanted) for facts in cells]
     stands_for = _unite_keys(by_cell)
     causes: dict[_Key, Cause] = {}
     for sightings in by_cell:
-        for sighting in sightings:
-            # Wrong values beside a problem with a place are of that place's cause.
-            placed = _placed_beside(sighting, sightings) or sighting
-            key = stands_for.get(placed.key, placed.key)
+        # A pass to blame is what has to be told first of its cause.
+        for sighting in sorted(sightings, key=lambda each: not each.blamed):
+            # Wrong values beside a problem with a place, or a pass to blame, are of that cause.
+            origin = _origin_beside(sighting, sightings) or sighting
+            key = stands_for.get(origin.key, origin.key)
             cause = causes.setdefault(key, Cause(sighting.problem, sighting.effect, sighting.verdict.verdict))
             _add_sighting(cause, sighting, fresh or Fresh())
             _add_consequences(cause, sighting, wanted)
@@ -174,6 +182,9 @@ def _unite_keys(by_cell: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
         for sighting in sightings:
             if sighting.has_place or not _is_of_one_model(sighting.verdict, sighting.problem):
                 continue
+            # One cell has several faulty passes, and wrong numbers of a model may be of another pass in another cell.
+            if sighting.blamed or _origin_beside(sighting, sightings):
+                continue
             first_key = first_keys.setdefault(sighting.effect, sighting.key)
             one, other = representative(first_key), representative(sighting.key)
             if one != other:
@@ -181,14 +192,20 @@ def _unite_keys(by_cell: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
     return {key: representative(key) for key in stands_for}
 
 
-def _placed_beside(sighting: _Sighting, sightings: Sequence[_Sighting]) -> _Sighting | None:
-    """The problem of the same cell that does the same to the model and has a place."""
-    if sighting.has_place or not _is_of_one_model(sighting.verdict, sighting.problem):
+def _origin_beside(sighting: _Sighting, sightings: Sequence[_Sighting]) -> _Sighting | None:
+    """The problem of the same cell that does the same to the model, and has a place or names a pass to blame."""
+    if sighting.has_place or sighting.blamed:
         return None
     for other in sightings:
-        if other.has_place and other.effect == sighting.effect:
+        if other.effect != sighting.effect:
+            continue
+        if other.blamed or (other.has_place and _is_of_one_model(sighting.verdict, sighting.problem)):
             return other
     return None
+
+
+def _blamed_in(verdict: Verdict, problem: Problem) -> str:
+    return blamed_pass(without_ranks(problem.message)) if verdict.check == "passes" else ""
 
 
 def _add_sighting(cause: Cause, sighting: _Sighting, fresh: Fresh) -> None:
@@ -232,6 +249,8 @@ def _is_of_one_model(verdict: Verdict, problem: Problem) -> bool:
 def _key_of(verdict: Verdict, problem: Problem, effect: Effect, facts: Facts) -> _Key:
     if problem.place:
         return verdict.verdict, str(effect.severity), problem.place
+    if blamed := _blamed_in(verdict, problem):
+        return verdict.verdict, str(effect.severity), f"pass {blamed}"
     return verdict.verdict, "", _text_in_common(verdict, problem, facts)
 
 

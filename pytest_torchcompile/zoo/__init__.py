@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pytest_torchcompile.errors import Unavailable
 
 __all__ = [
-    "conv_net", "conv_net_aligned", "encoder", "feed_forward", "image_batch", "lm_loss", "mini_gpt",
+    "annotated_head", "conv_net", "conv_net_aligned", "encoder", "feed_forward", "image_batch", "lm_loss", "mini_gpt",
     "mini_gpt_aligned", "moe_lite", "padded_batch", "residual_outside", "tiny_head", "token_batch", "triton_op",
     "vector_batch",
 ]
@@ -44,6 +44,23 @@ class TinyHead(nn.Module):
 def tiny_head(hidden: int = 64, classes: int = 600) -> nn.Module:
     """One linear layer and a softmax: the least that is worth compiling."""
     return TinyHead(hidden, classes)
+
+
+class AnnotatedHead(TinyHead):
+    """The same with its softmax annotated for ``compiler: regional_inductor``.
+
+    ``torch.fx.traceback.annotate`` and what reads it are of torch 2.10 and newer.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.linear(x)
+        with torch.fx.traceback.annotate({"compile_with_inductor": {}}):
+            return logits.softmax(dim=-1)
+
+
+def annotated_head(hidden: int = 64, classes: int = 600) -> nn.Module:
+    """:func:`tiny_head` with a region for Inductor, in a graph that is torch's operators else."""
+    return AnnotatedHead(hidden, classes)
 
 
 # ------------------------------------------------------------------------------------------------- mini_gpt

@@ -200,6 +200,29 @@ def test_wrong_numbers_of_one_model_that_come_together_are_one_cause():
     assert list(found[0].further_lines()) == ["also gradients: gradient of w: error is 7 times"]
 
 
+def test_a_graph_pass_to_blame_is_one_cause():
+    """In all models, at whatever place among the passes; what is wrong beside it is its doing, and no other pass's."""
+    output = "output: error is 9 times"
+    raises = "the compiled run raised BackendCompilerFailed in forward; eager did not"
+    found = group_causes([
+        of("a", "a1", ("equivalence", output), ("passes", "pass 1 of 1 (m:fold) changed output (9 times)")),
+        of("b", "b1", ("gradients", "gradient of w: error is 7 times"),
+           ("passes", "pass 2 of 2 (m:fold) changed gradient of w (7 times)")),
+        of("a", "a2", ("equivalence", output), ("passes", "pass 1 of 1 (m:scale(by=2)) changed output (3 times)")),
+        of("a", "a3", ("equivalence", output)),
+        of("b", "b2", ("compiles", raises), ("passes", "with pass 1 of 2 (m:gone) the model raises: KeyError")),
+    ])
+    assert [(cause.problem.message, cause.cells) for cause in found] == [
+        ("pass 1 of 1 (m:fold) changed output (9 times)", ["a1", "b1"]),
+        ("pass 1 of 1 (m:scale(by=2)) changed output (3 times)", ["a2"]),
+        (output, ["a3"]),
+        ("with pass 1 of 2 (m:gone) the model raises: KeyError", ["b2"]),
+    ]
+    assert found[0].name == "passes, equivalence, gradients"
+    assert found[0].models == ["a", "b"]
+    assert found[3].name == "passes, compiles"
+
+
 def test_what_has_no_place_is_told_with_what_has_one_and_does_the_same():
     """Two places stay two causes, whatever has shown with both."""
     warm = ("smoketest", "2 compile(s) in the smoketest of a model that was warm")

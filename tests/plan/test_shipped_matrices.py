@@ -204,6 +204,7 @@ def test_toolkit_crosses_passes_with_wrappers():
     pairs = {(cell.passes, cell.wrapper) for cell in cells if cell.model == "feed_forward"}
     assert len(pairs) == three_passes + with_buckets + four_ranks
     assert {(cell.compiler, cell.decompositions) for cell in cells} == {
-        ("eager", "default"), ("eager", "core_aten"), ("inductor", "default")}
+        ("eager", "default"), ("eager", "core_aten"), ("inductor", "default"), ("regional_inductor", "default")}
+    assert {cell.model for cell in cells if cell.compiler == "regional_inductor"} == {"annotated_head"}
     assert {cell.wrapper for cell in cells} == {"none", "tp", "fsdp2", "fsdp2+tp*fake4", "simple_fsdp",
                                                 "simple_fsdp+tp*fake4", "simple_fsdp+tp"}

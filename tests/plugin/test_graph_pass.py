@@ -48,6 +48,18 @@ def test_wrong(graph_pass):
 def test_nothing_to_change(graph_pass):
     graph_pass(torch.nn.Linear(4, 4), torch.randn(3, 4))
 
+def for_inference(module):
+    if any(str(node.target).startswith("tangents") for node in module.graph.find_nodes(op="placeholder")):
+        raise RuntimeError("not for training")
+    add_twice(module)
+
+@pytest.mark.graph_passes("dead_code, passes:add_twice", for_inference, train=False)
+def test_inference(graph_pass):
+    assert graph_pass.judge(Doubles(), torch.randn(3, 4)).ok
+
+def test_in_training(graph_pass):
+    graph_pass(Doubles(), torch.randn(3, 4), passes=for_inference)
+
 def test_without_marker(graph_pass):
     assert not graph_pass.judge(Doubles(), torch.randn(3, 4), passes=[add_thrice]).ok
 """
@@ -57,18 +69,25 @@ def test_right_and_wrong_passes(pytester):
     """The wrong one fails with its number and what it changed; one that found nothing to change proves nothing."""
     pytester.makepyfile(passes=PASSES, test_it=TEST)
     result = pytester.runpytest("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=2, failed=2)
+    result.assert_outcomes(passed=3, failed=3)
     result.stdout.re_match_lines_random([
         r"E +AssertionError: the capture itself: \d+ values and properties as before",
         r"E +pass 2 of 2 \(passes:add_thrice\) changed output \([\d.e+]+ times the rounding noise\)",
         r"E +AssertionError: pass 1 of 1 \(add_twice\) changed no graph of this model, so nothing is proved.*",
+        r"E +with pass 1 of 1 \(for_inference\) the model raises: .* raised RuntimeError: not for training .*",
+        r"E +note: pass 1 of 1 \(for_inference\): judged on the graph of forward and backward; a pass that is for "
+        r"inference alone needs train=False",
     ])
+    # The trace of torch's compiles is no log of the user's.
+    result.stdout.no_fnmatch_line("*torch.__trace*")
 
 
 @pytest.mark.parametrize(("mark", "text"), [
     ("graph_passes()", "names no pass; expected graph_passes*"),
     ("graph_passes(3)", "3 is no pass; expected a function, 'module:function' or a name such as 'dead_code'"),
     ("graph_passes('dead_code', capture='jiont')", "unknown capture 'jiont'; did you mean 'joint'?*"),
+    ("graph_passes('dead_code', train=3)", "train=3; expected True or False"),
+    ("graph_passes('dead_code', dynamic='static')", "dynamic='static'; expected None or True or False"),
     ("graph_passes('dead_code', captured='joint')", "unknown argument 'captured'; did you mean 'capture'?*"),
 ])
 def test_mistakes_in_the_marker(pytester, mark, text):
@@ -83,6 +102,23 @@ def test_mistakes_in_the_marker(pytester, mark, text):
     result = pytester.runpytest("-p", "no:cacheprovider")
     result.stderr.fnmatch_lines([f"*{text}"])
     assert result.ret != 0
+
+
+def test_a_lone_function_in_the_marker(pytester):
+    """Pytest marks it instead of the test, and hands it the test; our words stand below pytest's error."""
+    pytester.makepyfile(passes=PASSES, test_it="""
+        import pytest
+        from passes import add_twice
+
+        @pytest.mark.graph_passes(add_twice)
+        def test_it(graph_pass):
+            pass
+    """)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines([
+        "*AttributeError: 'function' object has no attribute 'graph'*", "*- graph_passes -*",
+        "pytest takes a lone function in a marker for the test that is marked; put it into a list: "
+        "@pytest.mark.graph_passes([[]my_pass])"])
 
 
 def test_the_page(pytester):

@@ -62,6 +62,15 @@ def equal(left, right):
     return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
+@pytest.mark.skipif(not hasattr(torch.fx.traceback, "annotate"), reason="torch annotates operators from 2.9 on")
+def test_an_annotation_changes_nothing():
+    """The region computes what the same model without it does."""
+    model, batch = made("tiny_head")
+    annotated = zoo.annotated_head()
+    annotated.load_state_dict(model.state_dict())
+    assert all(map(torch.equal, run(annotated, batch), run(model, batch)))
+
+
 @each
 def test_same_seed_same_model_and_batch(name):
     """What a factory and an inputs function return depends on the global seed, and on nothing else."""

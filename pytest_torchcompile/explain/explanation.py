@@ -50,14 +50,19 @@ class Explanation:
     """What could not be read."""
     unrest: float = 1.0
     """How restless the machine was while kernels were timed (:mod:`pytest_torchcompile.gauges.quietness`)."""
+    others_load: str = ""
+    """What other processes did meanwhile, in words; empty where that was next to nothing, or nobody knows."""
     error: str = ""
     """What the compiled step raised; what was made until then is explained all the same."""
 
     @property
     def busy(self) -> str:
-        """Why the seconds of kernels are too long; empty on a quiet machine."""
+        """Why the seconds of kernels are too long, or may be; empty where nothing of that was seen."""
         if is_quiet(self.unrest):
-            return ""
+            if not self.others_load:
+                return ""
+            return (f"while kernels were timed {self.others_load}: their microseconds may be too long, so explain it "
+                    "again when it is quiet")
         return (f"this machine was busy while kernels were timed (of the same steps the slowest took {self.unrest:.1f} "
                 "times the fastest): their microseconds are too long, so explain it again when it is quiet")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["calls_library", "is_function"]
+__all__ = ["calls_library", "is_custom", "is_function"]
 
 _NAMES: Final = re.compile(r"mm$|mm_|baddbmm|convolution|conv\dd|attention|rnn|lstm|gru|cdist")
 _FUNCTIONS: Final = frozenset({
@@ -21,6 +21,11 @@ _FUNCTIONS: Final = frozenset({
     "log10", "log1p", "log2", "log_sigmoid_forward", "logaddexp", "logit", "logsumexp", "mish", "selu", "sigmoid",
     "silu", "silu_backward", "sin", "sinh", "softplus", "tan", "tanh",
 })
+_TORCHS_OWN: Final = frozenset({
+    "_c10d_functional", "_quantized", "aten", "higher_order", "inductor", "inductor_prims", "mkl", "mkldnn", "onednn",
+    "prims", "quantized", "rngprims",
+})
+"""Namespaces of torch's own operators (torch 2.8 to 2.15); in any other one an operator is a custom one."""
 _COMPILED: Final = frozenset({"aten", "prims"})
 """Namespaces that the compiler looks into."""
 
@@ -33,6 +38,16 @@ def calls_library(name: str) -> bool:
     """
     namespace, _, operator = name.rpartition("::")
     return bool(namespace and namespace not in _COMPILED) or bool(_NAMES.search(operator))
+
+
+def is_custom(name: str) -> bool:
+    """Whether an operator is none of torch's own, by its name with the namespace; one without is ATen's.
+
+    >>> is_custom("mine::scale"), is_custom("aten::sort"), is_custom("mkldnn::_linear_pointwise"), is_custom("mm")
+    (True, False, False, False)
+    """
+    namespace = name.rpartition("::")[0]
+    return bool(namespace) and namespace not in _TORCHS_OWN
 
 
 def is_function(name: str) -> bool:

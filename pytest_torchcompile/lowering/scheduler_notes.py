@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchcompile.gauges.library_operators import is_custom
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, kernel_name
 from pytest_torchcompile.lowering.memory_accesses import (
@@ -40,8 +41,6 @@ _LIBRARIES: Final = (
     ("BLAS", re.compile(r"(?:^|\.)(?:addmm|mm|bmm|baddbmm|_int_mm|_scaled_mm|addmv|mv|dot|bias_addmm)(?:$|\.)")),
 )
 """Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own, or a custom one."""
-_TORCHS_OWN: Final = frozenset({"aten", "prims", "inductor", "inductor_prims", "quantized", "_quantized",
-                                "_c10d_functional", "rngprims", "higher_order"})
 
 
 @contextlib.contextmanager
@@ -211,8 +210,7 @@ def _library_of(name: str, nodes: list[Any]) -> str:
     for library, pattern in _LIBRARIES:
         if pattern.search(name):
             return library
-    namespace, dot, _rest = name.partition(".")
-    return "custom op" if dot and namespace not in _TORCHS_OWN else "ATen"
+    return "custom op" if is_custom(name.replace(".", "::", 1)) else "ATen"
 
 
 @dataclass(frozen=True)

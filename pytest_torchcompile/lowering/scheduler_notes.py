@@ -71,6 +71,8 @@ class KernelNote:
     """Tensor that is written to the nodes of the graph that it was made of, the last first."""
     unchanged: dict[str, str] = field(default_factory=dict)
     """A node whose result is its input as it is, to the node of that input: Inductor makes nothing of such a node."""
+    numbers: frozenset[str] = frozenset()
+    """Inputs of nodes that no kernel reads: open sizes, and constants, which the code has as numbers."""
 
 
 @dataclass
@@ -190,7 +192,18 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
     for node in nodes:
         names = tuple(node_name(origin) for origin in reversed(origins.sorted([node])))
         made_of.update(dict.fromkeys((write.name for write in node.read_writes.writes), names))
-    return KernelNote(described, made_of, origins.unchanged(computing))
+    return KernelNote(described, made_of, origins.unchanged(computing), _numbers_given(computing))
+
+
+def _numbers_given(computing: Iterable[Any]) -> frozenset[str]:
+    """Of what nodes take that which is no tensor, and constants: those that are in memory are read under their names.
+    """
+    numbers = set()
+    for node in computing:
+        for given in node.all_input_nodes:
+            if given.op == "get_attr" or isinstance(given.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                numbers.add(node_name(given))
+    return frozenset(numbers)
 
 
 def _kind_of(name: str, nodes: list[Any], source: str) -> str:

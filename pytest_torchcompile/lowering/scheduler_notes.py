@@ -43,6 +43,9 @@ _LIBRARIES: Final = (
 """Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own, or a custom one."""
 
 
+_NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 @contextlib.contextmanager
 def compile_anew() -> Iterator[None]:
     """Have everything scheduled here and now, whatever caches hold.
@@ -201,7 +204,7 @@ def _numbers_given(computing: Iterable[Any]) -> frozenset[str]:
     numbers = set()
     for node in computing:
         for given in node.all_input_nodes:
-            if given.op == "get_attr" or isinstance(given.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if given.op == "get_attr" or isinstance(given.meta.get("val"), _NUMBERS):
                 numbers.add(node_name(given))
     return frozenset(numbers)
 

@@ -19,6 +19,9 @@ __all__ = ["FORMAT", "Explanation", "calls_text", "resumed_text", "total_bytes"]
 FORMAT: Final = 1
 """Of the JSON; a number more where a key changes its meaning."""
 
+_GIVEN_UP: Final = "WON'T CONVERT"
+"""How torch begins where it gives up a frame, after it has said why (convert_frame.py, torch 2.8 to 2.15)."""
+
 
 @dataclass
 class Explanation:
@@ -65,6 +68,17 @@ class Explanation:
                     "again when it is quiet")
         return (f"this machine was busy while kernels were timed (of the same steps the slowest took {self.unrest:.1f} "
                 "times the fastest): their microseconds are too long, so explain it again when it is quiet")
+
+    @property
+    def own_breaks(self) -> list[GraphBreak]:
+        """Graph breaks, but for those that only say that a frame was given up, where something else says why."""
+        known = {failure.compile_id for failure in self.failures}
+        known |= {found.compile_id for found in self.graph_breaks if not found.reason.startswith(_GIVEN_UP)}
+        own = []
+        for found in self.graph_breaks:
+            if not found.reason.startswith(_GIVEN_UP) or found.compile_id not in known:
+                own.append(found)
+        return own
 
     def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
         """The graphs of one stage that a compile made."""

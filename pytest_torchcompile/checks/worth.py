@@ -228,6 +228,9 @@ def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
         return
     seconds, share = section["sides"]["compiled"]["low"], roof_share(roof)
     bound = _BOUNDS.get(roof["bound"], roof["bound"])
+    if uncounted := (section.get("work") or {}).get("uncounted"):
+        yield (f"nobody knows the FLOPs of {', '.join(uncounted)}: the step computes more than is told, so its least "
+               "time is longer, and less is left to win")
     peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {bound}"
     if share is None:
         yield (f"{peaks}, and compiled it takes {seconds * 1e3:.3f} ms: its roof could not be told, because what it "

@@ -2,9 +2,9 @@
 
 *Functions* are the other operators that compute much: exp, tanh and the like take tens of instructions an element.
 
-Products of matrices, convolutions, attention and recurrent layers are a library's. An operator of another namespace is
-one that the compiler does not look into. A product with a vector is none of them: Inductor writes ``mv`` and ``dot`` as
-a sum (``torch/_decomp/decompositions.py``, torch 2.8 to 2.15).
+Products of matrices, convolutions, attention, recurrent layers, linear algebra and Fourier transforms are a library's.
+An operator of another namespace is one that the compiler does not look into. A product with a vector is none of them:
+Inductor writes ``mv`` and ``dot`` as a sum (``torch/_decomp/decompositions.py``, torch 2.8 to 2.15).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Final
 
 __all__ = ["calls_library", "is_custom", "is_function"]
 
-_NAMES: Final = re.compile(r"mm$|mm_|baddbmm|convolution|conv\dd|attention|rnn|lstm|gru|cdist")
+_NAMES: Final = re.compile(r"mm$|mm_|baddbmm|convolution|conv\dd|attention|rnn|lstm|gru|cdist"
+                            r"|linalg_(?!vector_norm|cross|check)|cholesky|_fft_|geqrf|triangular_solve|lu_solve")
 _FUNCTIONS: Final = frozenset({
     "_log_softmax", "_softmax", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "celu", "cos", "cosh",
     "digamma", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "gelu_backward", "lgamma", "log",

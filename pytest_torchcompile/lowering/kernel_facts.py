@@ -113,7 +113,7 @@ class _GeneratedGraph:
         in_cpp = 'extern "C"' in call.source
         return replace(
             completed, operators=operators, places=tuple(places),
-            kept_inside=_kept_inside(operators, writes, note.unchanged),
+            kept_inside=_kept_inside(operators, writes, note.unchanged, self.by_libraries),
             vectorised="at::vec::" in call.source if in_cpp else None,
             parallel="#pragma omp parallel" in call.source if in_cpp else None,
         )  # fmt: skip
@@ -164,12 +164,21 @@ class _Computation:
             node = waiting.pop()
             if node in needed or node not in known:
                 continue
+            if node in self.by_libraries:
+                # Its inputs were the library's. It is finished here, by a bias, or only copied into another layout.
+                if self._reads_input_of(known[node], reads):
+                    needed.add(node)
+                continue
             needed.add(node)
             # What is half made by another kernel is finished here, out of nothing else.
             if node not in half_made:
                 given = set(map(self._value_of, known[node].inputs))
                 waiting += given - finished
         return tuple(operator for name, operator in known.items() if name in needed)
+
+    def _reads_input_of(self, operator: Operator, reads: Iterable[TensorAccess]) -> bool:
+        given = set(map(self._value_of, operator.inputs))
+        return any((self._value_of(tensor.of) or tensor.name) in given for tensor in reads)
 
     def operators_of_nothing(
         self, operators: Iterable[Operator], writes: Iterable[TensorAccess]
@@ -207,10 +216,11 @@ def _copies(writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
 
 
 def _kept_inside(
-    operators: Iterable[Operator], writes: Iterable[TensorAccess], unchanged: Mapping[str, str]
+    operators: Iterable[Operator], writes: Iterable[TensorAccess], unchanged: Mapping[str, str],
+    by_libraries: Collection[str],
 ) -> tuple[Operator, ...]:
-    """Operators whose result is none of what is written."""
-    stored: set[str] = set()
+    """Operators whose result is none of what is written; what a library has computed came out of memory."""
+    stored: set[str] = set(by_libraries)
     for tensor in writes:
         stored.update(unchanged.get(node, node) for node in (tensor.of, *tensor.overwritten))
     by_node = {operator.node: operator for operator in operators}

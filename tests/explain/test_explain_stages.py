@@ -148,7 +148,7 @@ def test_a_backend_that_fails_is_no_graph_break(whole):
 def test_a_backend_with_an_error_of_its_own():
     explained = explain(stepped, torch.randn(4), CompileConfig(enabled=True, backend=broken), train=False)
     text = "\n".join(explanation_lines(explained))
-    assert "the compiled step raised BackendCompilerFailed: backend='broken' raised: ValueError: no such operator" in text
+    assert "the compiled step raised BackendCompilerFailed: backend='broken' raised: ValueError: no such op" in text
     assert "graph break" not in text
 
 

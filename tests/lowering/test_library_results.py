@@ -1,4 +1,4 @@
-"""What a library has computed, in the kernels behind it: copied, or finished by a bias, and never out of memory's reach.
+"""What a library has computed, in the kernels behind it: copied, or finished by a bias, and always in memory.
 
 As on a GPU, where Inductor adds the bias of a convolution in a kernel of its own.
 """

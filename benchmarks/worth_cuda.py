@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_torchcompile.checks.slow_causes import SlowCause, gpu_share, idle_causes, kernel_time, slow_causes
+from pytest_torchcompile.checks.slow_causes import idle_causes, slow_causes
+from pytest_torchcompile.checks.step_evidence import SlowCause, gpu_share, kernel_time
 
 HERE = Path(__file__).parent
 PLANTED = {"outside": "coverage", "again": "recompiles", "sorting": "fusion", "tiny": "launches", "copying": "roof",

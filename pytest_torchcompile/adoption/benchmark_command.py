@@ -75,13 +75,21 @@ class ModeReport:
         if worth["cached"]:
             compiling += f" ({worth['cached']} of {worth['compiles']} from a cache)"
         kernels = f"{_number(sides['eager']['kernels'])} to {_number(sides['compiled']['kernels'])}"
-        pays = f"{worth['pays_after']} steps" if worth["pays_after"] else "never"
         # Of the same quiet step as its time: the observation has items a second of the median.
         compiled = sides["compiled"]
         rate = compiled["items_per_second"] * compiled["median"] / compiled["low"]
         return (self.mode, self.verdict, f"{worth['speedup']:.2f} ({low:.2f} to {high:.2f})",
                 f"{sides['eager']['low'] * 1e3:.3f} ms", f"{compiled['low'] * 1e3:.3f} ms",
-                f"{rate:.4g} {worth['unit']}", kernels, f"{worth['memory_delta_mib']:+.1f} MiB", compiling, pays)
+                f"{rate:.4g} {worth['unit']}", kernels, f"{worth['memory_delta_mib']:+.1f} MiB", compiling, self._pays)
+
+    @property
+    def _pays(self) -> str:
+        """When compiling pays: after some steps, never, or nobody can tell, as where the interval holds 1."""
+        if self.verdict == NOTHING:
+            return "-"
+        if self.worth["pays_after"]:
+            return f"{self.worth['pays_after']} steps"
+        return "never" if self.worth["interval"][1] < 1 else "not told"
 
     @property
     def cause(self) -> str:
@@ -184,6 +192,8 @@ def _reasons(reports: Sequence[ModeReport]) -> Iterator[str]:
             yield f"{report.mode}: {report.cause}"
         elif remark := idle_remark(report.worth) if report.worth else "":
             yield f"{report.mode}: {remark}"
+        if load := report.worth.get("others_load"):
+            yield f"{report.mode}: while it was timed {load}, so its seconds are too long"
         if report.cold_compiler:
             yield (f"{report.mode}: its compiler could not be warmed up before ({report.cold_compiler}), so what is "
                    "paid once on a machine is in its seconds of compiling")

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.checks.check import Check, not_run, unjudged
 from pytest_torchcompile.checks.numerics import EQUIVALENCE
-from pytest_torchcompile.checks.slow_causes import idle_remark, roof_share, slow_cause
+from pytest_torchcompile.checks.slow_causes import idle_remark, slow_cause
+from pytest_torchcompile.checks.step_evidence import roof_share
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING, came_from_cache, pays_after, speed_text
 from pytest_torchcompile.observation import Problem
 
@@ -118,6 +119,7 @@ def _figures(timed: Benchmark) -> dict[str, Any]:
         "memory_delta_mib": (timed.compiled.peak_bytes - timed.eager.peak_bytes) / MIB,
         "memory_source": timed.memory_source,
         "unit": timed.unit,
+        "others_load": timed.others_load,
         "late_compiles": timed.late_compiles,
         "sides": {"eager": asdict(timed.eager), "compiled": asdict(timed.compiled)},
         "text": _steady_rows(str(timed)),
@@ -139,7 +141,10 @@ def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
         pays = pays_after(seconds, timed.eager.low, timed.eager.low * timed.ratio.value)
     breaks = []
     for each in run.compiled.seen["graph_breaks"][:KEPT_BREAKS]:
-        breaks.append({name: each[name] for name in ("file", "line", "reason")})
+        breaks.append({name: each[name] for name in ("file", "line", "reason", "hint")})
+    frames = []
+    for each in run.compiled.seen["eager_frames"][:KEPT_BREAKS]:
+        frames.append({name: each[name] for name in ("function", "file", "line", "kind", "reason", "resumed_at")})
     # What compiled in the first calls may have been given up since.
     covered = [each["share"] for each in run.compiled.coverage]
     if timed.coverage is not None:
@@ -147,6 +152,7 @@ def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     return {
         "coverage": min(covered, default=None),
         "breaks": breaks,
+        "eager_frames": frames,
         "compiling_seconds": seconds,
         "first_call_seconds": sum(each["seconds"] for each in compiles if each["during"] == first),
         "compiles": len(counted),
@@ -170,6 +176,7 @@ def _evidence(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
         late.append({**facts, "advice": advice})
     return {
         "profile": asdict(timed.profile) if timed.profile is not None else None,
+        "eager_operators": list(timed.eager_operators),
         "launches": {side: launched.to_dict() for side, launched in timed.launches.items()},
         "skips": list(dict.fromkeys(skip["reason"] for skip in run.compiled.seen.get("cudagraph_skips", ()))),
         "late": late,
@@ -221,6 +228,9 @@ def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
         return
     seconds, share = section["sides"]["compiled"]["low"], roof_share(roof)
     bound = _BOUNDS.get(roof["bound"], roof["bound"])
+    if uncounted := (section.get("work") or {}).get("uncounted"):
+        yield (f"nobody knows the FLOPs of {', '.join(uncounted)}: the step computes more than is told, so its least "
+               "time is longer, and less is left to win")
     peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {bound}"
     if share is None:
         yield (f"{peaks}, and compiled it takes {seconds * 1e3:.3f} ms: its roof could not be told, because what it "
@@ -303,7 +313,10 @@ def remark(section: Mapping[str, Any]) -> str:
     """The answer in one line: faster, no difference, slower, or that it could not be told."""
     verdict, (low, high) = section["verdict"], section["interval"]
     if verdict == NOT_TOLD:
-        return (f"{NOT_TOLD}: this machine is not quiet enough, the speed-up lies between {low:.2f} and {high:.2f}")
+        # Older reports do not say what others did.
+        load = f" ({section['others_load']})" if section.get("others_load") else ""
+        return (f"{NOT_TOLD}: this machine is not quiet enough{load}, the speed-up lies between {low:.2f} and "
+                f"{high:.2f}")
     words = [f"{verdict}: {section['speedup']:.2f} times as fast compiled ({low:.2f} to {high:.2f})"]
     if section.get("pays_after"):
         words.append(f"pays after {section['pays_after']} steps{_cache_words(section)}")

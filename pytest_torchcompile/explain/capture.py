@@ -133,6 +133,6 @@ def _time_kernels(explained: Explanation, timer: KernelTimer, step: Callable[[],
     codes = [stage.text for stage in explained.stages if stage.stage == "code"]
     try:
         explained.kernels = timer.timed(explained.kernels, codes, step)
-        explained.unrest = timer.unrest
+        explained.unrest, explained.others_load = timer.unrest, timer.others.told
     except Exception as error:
         explained.lost.append(f"seconds of single kernels: {one_line(error)}")

@@ -19,6 +19,9 @@ __all__ = ["FORMAT", "Explanation", "calls_text", "resumed_text", "total_bytes"]
 FORMAT: Final = 1
 """Of the JSON; a number more where a key changes its meaning."""
 
+_GIVEN_UP: Final = "WON'T CONVERT"
+"""How torch begins where it gives up a frame, after it has said why (convert_frame.py, torch 2.8 to 2.15)."""
+
 
 @dataclass
 class Explanation:
@@ -50,16 +53,32 @@ class Explanation:
     """What could not be read."""
     unrest: float = 1.0
     """How restless the machine was while kernels were timed (:mod:`pytest_torchcompile.gauges.quietness`)."""
+    others_load: str = ""
+    """What other processes did meanwhile, in words; empty where that was next to nothing, or nobody knows."""
     error: str = ""
     """What the compiled step raised; what was made until then is explained all the same."""
 
     @property
     def busy(self) -> str:
-        """Why the seconds of kernels are too long; empty on a quiet machine."""
+        """Why the seconds of kernels are too long, or may be; empty where nothing of that was seen."""
         if is_quiet(self.unrest):
-            return ""
+            if not self.others_load:
+                return ""
+            return (f"while kernels were timed {self.others_load}: their microseconds may be too long, so explain it "
+                    "again when it is quiet")
         return (f"this machine was busy while kernels were timed (of the same steps the slowest took {self.unrest:.1f} "
                 "times the fastest): their microseconds are too long, so explain it again when it is quiet")
+
+    @property
+    def own_breaks(self) -> list[GraphBreak]:
+        """Graph breaks, but for those that only say that a frame was given up, where something else says why."""
+        known = {failure.compile_id for failure in self.failures}
+        known |= {found.compile_id for found in self.graph_breaks if not found.reason.startswith(_GIVEN_UP)}
+        own = []
+        for found in self.graph_breaks:
+            if not found.reason.startswith(_GIVEN_UP) or found.compile_id not in known:
+                own.append(found)
+        return own
 
     def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
         """The graphs of one stage that a compile made."""

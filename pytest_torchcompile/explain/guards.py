@@ -55,8 +55,10 @@ _SOURCE: Final = re.compile(r"\b(?:L\['[^']*'\]|G\['[^']*'\])(?:\.\w+|\[[^\]]*\]
 _SIZE: Final = re.compile(r"\.(?:size|stride|storage_offset)\b|\.shape\[")
 _SYMBOLIC: Final = frozenset({"LAMBDA_GUARD", "SYMBOLIC_SHAPE_GUARD", "SHAPE_ENV"})
 _OF_TORCH: Final = "G['__import_torch"
-_AT_LEAST: Final = re.compile(r"^(\d+) <= |>= (\d+)$")
-_AT_MOST: Final = re.compile(r"^\S+ <= (\d+)$|^\S+ < (\d+)$")
+_RANGE: Final = re.compile(r"^(?:(\d+) (<=?) )?([^<>=!%]+?)(?: (<=?|>=?) (\d+))?$")
+"""A size between numbers, or on one side of one: ``2 <= s <= 256``, ``s < 9``, ``s >= 4``."""
+_REMAINDER: Final = re.compile(r"% (\d+)\)? (==|!=) (\d+)$")
+_BOUND: Final = "a comparison or an operator of the model needs that, or mark_dynamic was told so"
 
 
 @dataclass(frozen=True)
@@ -116,22 +118,58 @@ def explain_symbolic(condition: str) -> str:
     'sizes 0 and 1 are compiled apart: they broadcast, and their strides mean nothing; from 2 on one code serves'
     """
     condition = condition.strip()
-    if match := _AT_LEAST.search(condition):
-        if (match[1] or match[2]) == "2":
-            return ("sizes 0 and 1 are compiled apart: they broadcast, and their strides mean nothing; from 2 on one "
-                    "code serves")
-        return "a lower bound that an operator of the model needs, or that mark_dynamic was told"
-    if _AT_MOST.match(condition):
-        return "an upper bound that an operator of the model needs, or that mark_dynamic was told"
     if "%" in condition:
-        return "the model divides this size, so it must go up without a remainder"
+        return _explain_remainder(condition)
+    if match := _RANGE.match(condition):
+        least, most = _bounds_of(match)
+        if least is not None or most is not None:
+            return _explain_range(least, most)
     if "!=" in condition:
         return "the other case takes another way through the model"
     if "==" in condition:
         if re.search(r"== \d+$", condition):
             return "this size was taken for a constant; another compiles anew"
+        if ".stride()" in condition:
+            return "how the tensor lies in memory: this stride follows from its sizes, as without gaps"
         return "these sizes were equal, or follow from each other, in an operator of the model"
     return "a comparison in the model, or in an operator, went this way"
+
+
+def _explain_remainder(condition: str) -> str:
+    """A guard with ``%``: which remainder it asks for."""
+    match = _REMAINDER.search(condition)
+    if match is None:
+        return "the model divides a size, or asks for a remainder: in this call it was as said here"
+    divisor, comparison, remainder = match.groups()
+    if comparison == "!=":
+        asked = f"must not be divisible by {divisor}" if remainder == "0" else f"must not leave {remainder} over"
+    elif remainder == "0":
+        asked = f"must be divisible by {divisor}"
+    else:
+        asked = f"must leave {remainder} over, divided by {divisor}"
+    return f"this size {asked}: the model divides it, or asks for its remainder, and went this way"
+
+
+def _bounds_of(match: re.Match[str]) -> tuple[int | None, int | None]:
+    """The least and the most size of a range; None where it is open."""
+    low, low_sign, _size, sign, number = match.groups()
+    least = int(low) + (low_sign == "<") if low else None
+    if sign in (">", ">="):
+        return int(number) + (sign == ">"), None
+    most = int(number) - (sign == "<") if sign else None
+    return least, most
+
+
+def _explain_range(least: int | None, most: int | None) -> str:
+    """Why a size has a lower bound, an upper bound, or both."""
+    above = "" if most is None else f"; {most} is the most: {_BOUND}"
+    if least is None:
+        return above.removeprefix("; ")
+    if least == 2:
+        to = "" if most is None else f" to {most}"
+        return ("sizes 0 and 1 are compiled apart: they broadcast, and their strides mean nothing; from 2 on"
+                f"{to} one code serves{above}")
+    return f"{least} is the least: {_BOUND}{above}"
 
 
 def _user_name(expression: str) -> str:

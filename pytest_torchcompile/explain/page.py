@@ -57,7 +57,7 @@ def _summary(explained: Explanation) -> str:
     graphs = sum(stage.stage == "code" for stage in explained.stages)
     return (f"{count(len(explained.compile_ids), 'frame')}, {count(graphs, 'generated graph')}, "
             f"{calls_text(explained.kernels)}, {count(len(explained.guards), 'guard')}, "
-            f"{count(len(explained.graph_breaks), 'graph break')}; {readable_seconds(explained.seconds)} with torch "
+            f"{count(len(explained.own_breaks), 'graph break')}; {readable_seconds(explained.seconds)} with torch "
             f"{explained.torch_version}")
 
 
@@ -141,7 +141,7 @@ def _roofline_section(roofline: Roofline | None) -> Html | None:
 
 def _eager_section(explained: Explanation) -> Html | None:
     items = []
-    for found in explained.graph_breaks:
+    for found in explained.own_breaks:
         where = short_place(f"{found.file}:{found.line}")
         items.append(tag("li", "Graph break at ", tag("code", where), f": {found.reason}"))
     for eager in explained.eager_frames:

@@ -1,7 +1,8 @@
 """Roofline: what each kernel computes and moves, the least time that takes on this machine, and what bounds it.
 
-FLOPs come from the shapes in the compiler's own graphs, by the formulas of ``torch.utils.flop_counter``. An operator
-that it does not know counts one for each element of its result. Bytes are what the kernel reads and writes.
+FLOPs come from the shapes in the compiler's own graphs, by :mod:`pytest_torchcompile.gauges.flop_formulas`. An operator
+that has none there counts one for each element of its result, and where that says little it is told so. Bytes are what
+the kernel reads and writes.
 Exp, tanh and the like are held against the machine's own peak of exp; of all else that has no formula, bytes alone.
 """
 
@@ -18,9 +19,9 @@ import torch
 
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
+from pytest_torchcompile.gauges.flop_formulas import flop_formula, flops_unknown
 from pytest_torchcompile.gauges.library_operators import is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
-from pytest_torchcompile.gauges.step_work import flop_formula
 from pytest_torchcompile.lowering.kernel_records import (
     KernelCall,
     Operator,
@@ -58,7 +59,7 @@ class KernelRoof:
     dtype: str = "float32"
     """Of its first result: by its peak a product is measured."""
     uncounted: bool = False
-    """It has products that the formula was not told enough of, as where sizes are open: it computes more than is
+    """It has operators whose FLOPs are not known, as a custom one, or products of open sizes: it computes more than is
     told, and may be bound by that."""
     measured: float | None = None
     """Seconds of a warm call; None: it was not timed."""
@@ -81,32 +82,48 @@ class KernelRoof:
 
 def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof]:
     """Every kernel of an explanation that moves something, in the order in which they are called."""
-    flops: dict[tuple[str, str], int] = {}
-    for stage in explained.stages:
-        if stage.stage in ("forward", "backward", "post_grad"):
-            for node, number in flops_of_stage(stage).items():
-                flops[stage.compile_id, node] = number
+    flops = _flops_of_graphs(explained.stages)
+    by_libraries = {(call.graph, operator.node) for call in explained.kernels if not call.source
+                    for operator in call.operators}
     roofs = []
     for call in calls_that_move(explained.kernels):
         moved = call.bytes_read + call.bytes_written
         if moved:
-            roofs.append(_roof_of(call, moved, flops, peaks))
+            of_graph = dict(flops[call.graph]) if call.graph < len(flops) else {}
+            for graph, node in by_libraries:
+                # A generated kernel behind it copies its result, or adds a bias: the products are the library's.
+                if call.source and graph == call.graph:
+                    of_graph[node] = 0
+            roofs.append(_roof_of(call, moved, of_graph, peaks))
     return roofs
 
 
-def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int], peaks: MachinePeaks) -> KernelRoof:
+def _flops_of_graphs(stages: Sequence[Stage]) -> list[dict[str, int]]:
+    """FLOPs of the nodes of each generated graph: names come again in another one, as in the backward pass.
+
+    Each graph is recorded once more behind Inductor's passes, in the order of the generated code.
+    """
+    return [flops_of_stage(stage) for stage in stages if stage.stage == "post_grad"]
+
+
+def _roof_of(call: KernelCall, moved: int, known: Mapping[str, int], peaks: MachinePeaks) -> KernelRoof:
     products, others, functions, uncounted = 0, 0, 0, False
     stored = {tensor.of: tensor for tensor in call.writes}
     for operator in call.operators:
-        number = known.get((call.compile_id, operator.node))
+        number = known.get(operator.node)
+        if operator.target in ("copy", "fill"):
+            continue
         if number is not None:
             products += number
             continue
-        uncounted = uncounted or _formula(_packet_name(operator.target)) is not None
+        name = _packet_name(operator.target)
+        has_formula = _formula(name) is not None
+        # A formula that was not told enough, or an operator that has none.
+        uncounted = uncounted or has_formula or flops_unknown(name or operator.target.replace(".", "::", 1), False)
         if not operator.view:
             elements = _elements_made(operator, stored.get(operator.node))
             others += elements
-            functions += elements * is_function(_packet_name(operator.target))
+            functions += elements * is_function(name)
     dtype = call.writes[0].dtype if call.writes else "float32"
     # Plain arithmetic is cheap beside the bytes that it takes, so it is not held against a peak.
     multiplying = products / peaks.products_per_second(dtype) if products else 0.0
@@ -280,6 +297,6 @@ def _row_of(roof: KernelRoof) -> str:
     share = "-" if roof.share_of_roof is None else f"{roof.share_of_roof:.0%}"
     remark = "" if roof.counted else " (one FLOP an element)"
     if roof.uncounted:
-        remark = " (products not counted: open sizes)"
+        remark = " (computes more: FLOPs not known, or sizes open)"
     work = f"{roof.bound:9}  {readable_bytes(roof.bytes):>9}  {roof.flops:>12,}"
     return f"  {roof.seconds * 1e6:10.2f}  {measured:>10}  {share:>7}  {work}  {roof.name}{remark}"

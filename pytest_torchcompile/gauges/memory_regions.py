@@ -17,6 +17,8 @@ __all__ = ["Regions", "Traffic", "tensors_in", "traffic_of"]
 
 _LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
 """Operators that read as much of their first tensor as they return."""
+_LOOKS_UP_ROWS: Final = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+"""Operators that read one row of their first tensor for each number of their second."""
 _OVERWRITES: Final = frozenset({"copy_", "fill_", "zero_"})
 """Operators that write all of their first tensor, and read nothing of it."""
 _FROM_SOURCE: Final = {"index_copy_": 3, "index_add_": 3, "index_reduce_": 3, "put_": 2, "scatter_": 2,
@@ -133,6 +135,9 @@ def _regions_read(
             regions.least = of_first * tensor.element_size()
         elif number == 0 and name in _LOOKS_UP and returned:
             regions.least = max(regions.least, min(_bytes_of(tensor), _bytes_of(returned[0])))
+        elif number == 0 and name in _LOOKS_UP_ROWS and len(taken) > 1:
+            row = tensor.element_size() * tensor.shape[1:].numel()
+            regions.least = max(regions.least, min(_bytes_of(tensor), taken[1].numel() * row))
         elif number > 0 or name not in _OVERWRITES:
             regions.add_tensor(tensor)
     return {place: regions for place, regions in read.items() if regions.bytes}

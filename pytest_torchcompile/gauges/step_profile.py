@@ -61,6 +61,10 @@ class StepProfile:
     """Numbers taken out of tensors (``.item()``, a branch on a tensor): a GPU is waited for each time."""
     library_calls: dict[str, int] = field(default_factory=dict)
     """Operators that compiled graphs call, by name; those that take longest first."""
+    library_seconds: dict[str, float] = field(default_factory=dict)
+    """Of these the seconds of all calls."""
+    operator_names: tuple[str, ...] = ()
+    """All operators that the step calls, also those that others call."""
     user_python: UserPython = field(default=UserPython(0.0))
     """Python of the user's own, measured apart; ``python`` holds torch's too, and what the profiler itself costs."""
 
@@ -122,6 +126,7 @@ class _Sums:
     waits: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     seconds_of: Counter[str] = field(default_factory=Counter)
+    names: set[str] = field(default_factory=set)
 
 
 def _read_events(events: Iterable[FunctionEvent]) -> StepProfile:
@@ -142,6 +147,8 @@ def _read_events(events: Iterable[FunctionEvent]) -> StepProfile:
         kernels_in_graphs=sums.kernels_in_graphs,
         waits=sums.waits,
         library_calls={name: sums.calls[name] for name in named},
+        library_seconds={name: sums.seconds_of[name] / second for name in named},
+        operator_names=tuple(sorted(sums.names)),
     )
 
 
@@ -158,6 +165,7 @@ def _add_event(sums: _Sums, event: FunctionEvent) -> None:
         if not in_graph:
             sums.guards += lasted
     elif _is_operator(event.name):
+        sums.names.add(event.name)
         sums.waits += event.name == _TAKES_NUMBER
         if not any(map(_is_operator, outer)):
             _add_outermost_operator(sums, event, lasted, in_graph)

@@ -1,6 +1,6 @@
 """Step work: floating-point operations and bytes of one eager step, and the least time that they can take.
 
-FLOPs are those of ``torch.utils.flop_counter`` where it has the operator, else one for each element of the result.
+FLOPs are those of :mod:`.flop_formulas` where it has the operator, else one for each element of the result.
 Bytes are those of the tensors that an operator takes and returns. The *least* bytes no compiler can save: inputs and
 parameters are read once, and what the step returns is written once. Everything else may stay in registers.
 """
@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from pytest_torchcompile.gauges.flop_formulas import flop_formula, flops_unknown
 from pytest_torchcompile.gauges.library_operators import calls_library, is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.gauges.memory_regions import Regions, Traffic, tensors_in, traffic_of
 from pytest_torchcompile.gauges.step_profile import computes
 
 __all__ = [
-    "OperatorWork", "Roof", "StepWork", "WorkCounter", "flop_formula", "function_seconds", "measure_work",
-    "operator_flops", "roof_of",
+    "OperatorWork", "Roof", "StepWork", "WorkCounter", "function_seconds", "measure_work", "operator_flops", "roof_of",
 ]
-
-_ATTENTION: Final = "_scaled_dot_product"
 
 
 @dataclass
@@ -54,6 +51,9 @@ class StepWork:
     """What is read and written where each run of fusible operators keeps its intermediates in registers."""
     groups: int = 0
     """Such runs: kernels that remain of the fusible operators."""
+
+    uncounted: tuple[str, ...] = ()
+    """Operators whose FLOPs nobody knows, by name: the step computes more than is told."""
 
     @property
     def flops(self) -> int:
@@ -129,31 +129,15 @@ def function_seconds(work: StepWork, peaks: MachinePeaks) -> float:
     return elements / peaks.functions
 
 
-def flop_formula(packet: Any) -> Any:
-    """The formula for an operator, by its packet; None where torch has none.
-
-    ``flop_registry`` has one for each operator that it knows (torch/utils/flop_counter.py, torch 2.8 to 2.15).
-    Attention on a CPU is missing there: its formula is that of flash attention, whose first arguments are the same.
-    """
-    formula = flop_registry.get(packet)
-    if formula is None and packet.__name__.startswith(_ATTENTION):
-        direction = "_backward" if "_backward" in packet.__name__ else ""
-        formula = flop_registry.get(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{direction}"))
-    return formula
-
-
-def operator_flops(function: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
+def operator_flops(function: Any, args: Any, kwargs: Any, result: Any) -> tuple[int | None, bool]:
     """FLOPs of a call, and whether it stays a call of its own when compiled: a library's, or a custom operator's.
 
-    Where ``torch.utils.flop_counter`` has no formula the FLOPs are one for each element of the first result.
+    None where :mod:`.flop_formulas` has no formula.
     """
     packet = function._overloadpacket
     library = calls_library(f"{function.namespace}::{packet.__name__}")
     formula = flop_formula(packet)
-    if formula is not None:
-        return int(formula(*args, **kwargs, out_val=result)), library
-    first = next(tensors_in(result), None)
-    return (0 if first is None else first.numel()), library
+    return (None if formula is None else int(formula(*args, **kwargs, out_val=result))), library
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -161,6 +145,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._uncounted: set[str] = set()
         self._operators: dict[tuple[str, str], OperatorWork] = {}
         self._given: dict[int, Regions] = {}
         """Memory that the step found there, to what of it was read."""
@@ -192,16 +177,19 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         least = read + put + sum(self._unread.values())
         # What nobody read is what the step returns: it has to be stored, by whichever kernel made it.
         returned = sum(size for place, size in self._unread.items() if self._made.get(place) == "fusible")
-        return StepWork(operators, least, max(least, self._fused_bytes + returned), self._groups)
+        return StepWork(operators, least, max(least, self._fused_bytes + returned), self._groups,
+                        tuple(sorted(self._uncounted)))
 
     def _count(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         flops, library = operator_flops(func, args, kwargs, result)
+        if flops_unknown(f"{func.namespace}::{name}", flops is not None):
+            self._uncounted.add(name)
         traffic = traffic_of(name, args, kwargs, result)
         returned = next(tensors_in(result), None)
         dtype = str(torch.float32 if returned is None else returned.dtype).removeprefix("torch.")
         counted = self._operators.setdefault((name, dtype), OperatorWork(name, dtype, library=library))
         counted.calls += 1
-        counted.flops += flops if library else traffic.elements
+        counted.flops += traffic.elements if flops is None else flops
         for regions in (*traffic.read.values(), *traffic.written.values()):
             counted.bytes += regions.bytes
         self._add_traffic(traffic, library)

@@ -12,7 +12,14 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.memory import measure_memory
-from pytest_torchcompile.gauges.quietness import LEAST_SECONDS, TURNS, is_quiet, unrest_of, unrest_of_round
+from pytest_torchcompile.gauges.quietness import (
+    LEAST_SECONDS,
+    TURNS,
+    is_quiet,
+    unrest_of,
+    unrest_of_round,
+    watch_others,
+)
 from pytest_torchcompile.layer.batch_items import Items, count_items
 from pytest_torchcompile.layer.benchmark_result import (
     LEAST_ROUNDS,
@@ -30,7 +37,8 @@ from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.sample_batch import batch_for, maker_by_round
 from pytest_torchcompile.layer.step_runner import StepRunner, device_of, look_inside, steady_coverage
 from pytest_torchcompile.layer.training_step import loss_of_step
-from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger import Ledger, observe
+from pytest_torchcompile.ledger.eager_reasons import eager_reason
 from pytest_torchcompile.ledger.explain import functions_over_limit
 from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
@@ -140,7 +148,8 @@ def benchmark_sides(
         plan = _plan_timings(sides, Batch.of(maker(0)), rounds, seconds)
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
-        timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
+        with watch_others() as others:
+            timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
         late = whole_compiles(seen.compiles[first_compiles:])
         batch = Batch.of(maker(0))
         # The copy is made before: it is no memory of the step.
@@ -170,7 +179,15 @@ def benchmark_sides(
     return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
                      insides.profile, insides.launches, insides.work, insides.parts,
-                     [record.to_dict() for record in late], over_limit, coverage)
+                     [record.to_dict() for record in late], over_limit, coverage, insides.eager_operators, others.told,
+                     _why_nothing(seen) if verdict == NOTHING and not over_limit else "")
+
+
+def _why_nothing(seen: Ledger) -> str:
+    """Why no compiled code ran, in words."""
+    why = eager_reason([record.to_dict() for record in seen.graph_breaks],
+                       [record.to_dict() for record in seen.eager_frames])
+    return f"{why.what}: {why.remedy}"
 
 
 def steady_ratio(

@@ -214,6 +214,12 @@ class Benchmark:
     """Functions that hit Dynamo's recompile limit: from then on they ran eagerly."""
     coverage: float | None = None
     """The share of the operator calls of a timed forward pass that ran in graphs; None where it makes none."""
+    eager_operators: tuple[str, ...] = ()
+    """All operators that an eager step calls, by name (``aten::mm``)."""
+    others_load: str = ""
+    """What other processes did while steps were timed, in words; empty where that was next to nothing, or unknown."""
+    not_compiled: str = ""
+    """Where nothing ran compiled: why, with the line and what to do."""
 
     @property
     def speedup(self) -> float:
@@ -257,9 +263,17 @@ class Benchmark:
 
     def _counts(self) -> Iterator[str]:
         yield f"{self.compiles} compile(s), {self.cached} of them from a cache, {self.recompiles} recompile(s)"
+        if self.not_compiled:
+            yield self.not_compiled
         if self.late_compiles:
             yield f"{self.late_compiles} in the timed rounds"
         for over in self.over_limit:
             yield over.told(None if self.coverage is None else 1 - self.coverage)
         if self.pays_after:
-            yield f"compiling pays after {self.pays_after} steps"
+            by_cache = f", with {self.cached} of {self.compiles} compiles from a cache" if self.cached else ""
+            yield f"compiling pays after {self.pays_after} steps{by_cache}"
+        if self.cached:
+            yield ("a cache served what was compiled, so the compiled first step is no cold one: with empty caches it "
+                   "takes longer, and pays later")
+        if self.others_load:
+            yield f"{self.others_load}: seconds are too long, and both sides may suffer unequally"

@@ -96,6 +96,8 @@ class StepInsides:
     launches: dict[str, Launches] = field(default_factory=dict)
     work: StepWork | None = None
     parts: StepParts | None = None
+    eager_operators: tuple[str, ...] = ()
+    """All that an eager step calls, by name."""
 
 
 def look_inside(sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]) -> StepInsides:
@@ -106,6 +108,7 @@ def look_inside(sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]
     compiled = profile_step(partial(sides[1].step, batch.clone()))
     compiled = replace(compiled, user_python=measure_user_python(partial(sides[1].step, batch.clone())))
     insides = StepInsides([eager.kernels + eager.kernels_in_graphs, None], compiled)
+    insides.eager_operators = eager.operator_names
     if on_gpu:
         for name, side in zip(("eager", "compiled"), sides, strict=True):
             # The copy is made before: as a step's own it would keep the GPU busy for longer than the step.

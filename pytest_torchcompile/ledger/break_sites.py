@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 from pytest_torchcompile.ledger.records import GraphBreak
 
 __all__ = [
-    "CodeName", "Frame", "TracedCode", "code_owner", "disabled_function", "headlines", "is_limit", "is_torch",
-    "parse_break", "raising_line", "read_code_name",
+    "BACKEND_FAILED", "CodeName", "Frame", "TracedCode", "code_owner", "disabled_function", "headlines", "is_limit",
+    "is_torch", "parse_break", "raising_line", "read_code_name",
 ]
 
 _RESUME: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
@@ -35,7 +35,7 @@ _LIBRARIES: Final = tuple(
 )
 
 _HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ROOMS: Final = ("ledger", "gauges", "state", "oracle", "layer", "run", "ranks")
+_ROOMS: Final = ("ledger", "gauges", "state", "oracle", "layer", "run", "ranks", "explain")
 """Our rooms whose code calls models and watches them. A frame of theirs was once told as the caller of a break."""
 _OURS: Final = tuple(os.path.join(_HOME, room) + os.sep for room in _ROOMS)
 
@@ -185,6 +185,11 @@ _PREFIXES: Final = re.compile(
 )
 _SKIPPED: Final = re.compile(r"[Ss]kipping the (func|frame)|skip tracing the frame")
 _DISABLED: Final = re.compile(r"Skip \w+ing function `?<(?:bound method|function) (.+?)(?: of <| at 0x)")
+_OF_BACKEND: Final = "Backend compiler `"
+"""How torch explains that it ran a graph eagerly because the backend raised
+(``OutputGraph.call_user_compiler`` in torch/_dynamo/output_graph.py, torch 2.8 to 2.13)."""
+BACKEND_FAILED: Final = "the backend failed, and torch ran what it was given eagerly: "
+"""How the reason of such a break begins: no line of the model is to blame."""
 _ANOTHER: Final = "*** While handling this graph break, another graph break occurred: ***"
 _LIMIT: Final = re.compile(r"\b(recompile|cache)[ _](size[ _])?limit\b", re.I)
 _LABEL: Final = re.compile(r"\s+(Explanation|Hint|Developer debug context): ?(.*)$")
@@ -215,11 +220,17 @@ def parse_break(
     stack = _traced_stack(text, traced)
     changeable = [frame for frame in stack if code_owner(frame.file, root) in ("mine", "third_party")]
     place = _place_of(changeable, stack, traced)
+    reason, explanation = next(iter(headlines(body)), "unknown"), _labelled_text(body, "Explanation")
+    if explanation.startswith(_OF_BACKEND):
+        # The graph was complete, so that the stack is that of the caller.
+        reason = BACKEND_FAILED + explanation.removesuffix(" Adding a graph break.")
+        if traced.function.file:
+            place = traced.function
     gb_id = link = ""
     if match := _LINK.search(body):
         link, gb_id = match[0], match[1]
     return GraphBreak(
-        reason=next(iter(headlines(body)), "unknown"),
+        reason=reason,
         gb_id=gb_id,
         file=place.file,
         line=place.line,
@@ -228,7 +239,7 @@ def parse_break(
         function=read_code_name(place.function).function,
         # Not in the user's own lines of the stack, which may hold such words too.
         whole_frame=bool(_SKIPPED.search(text.partition("\nUser code traceback")[0])),
-        explanation=_labelled_text(body, "Explanation"),
+        explanation=explanation,
         link=link,
         during=during,
         compile_id=compile_id,

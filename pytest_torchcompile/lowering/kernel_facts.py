@@ -102,12 +102,18 @@ class _GeneratedGraph:
         completed = replace(call, stage=self.stage, reads=tuple(reads), writes=tuple(writes))
         if not call.source:
             return completed
-        operators = _Computation(note, self.by_libraries).operators_between(reads, writes) or _copies(writes)
+        computation = _Computation(note, self.by_libraries)
+        operators = computation.operators_between(reads, writes)
+        if not reads:
+            operators, writes = computation.operators_of_nothing(operators, writes)
+            self.made.update((tensor.name, tensor) for tensor in writes)
+            completed = replace(completed, writes=tuple(writes))
+        operators = operators or _copies(writes)
         places = dict.fromkeys(operator.place for operator in operators if operator.place)
         in_cpp = 'extern "C"' in call.source
         return replace(
             completed, operators=operators, places=tuple(places),
-            kept_inside=_kept_inside(operators, writes, note.unchanged),
+            kept_inside=_kept_inside(operators, writes, note.unchanged, self.by_libraries),
             vectorised="at::vec::" in call.source if in_cpp else None,
             parallel="#pragma omp parallel" in call.source if in_cpp else None,
         )  # fmt: skip
@@ -158,12 +164,45 @@ class _Computation:
             node = waiting.pop()
             if node in needed or node not in known:
                 continue
+            if node in self.by_libraries:
+                # Its inputs were the library's. It is finished here, by a bias, or only copied into another layout.
+                if self._reads_input_of(known[node], reads):
+                    needed.add(node)
+                continue
             needed.add(node)
             # What is half made by another kernel is finished here, out of nothing else.
             if node not in half_made:
                 given = set(map(self._value_of, known[node].inputs))
                 waiting += given - finished
         return tuple(operator for name, operator in known.items() if name in needed)
+
+    def _reads_input_of(self, operator: Operator, reads: Iterable[TensorAccess]) -> bool:
+        given = set(map(self._value_of, operator.inputs))
+        return any((self._value_of(tensor.of) or tensor.name) in given for tensor in reads)
+
+    def operators_of_nothing(
+        self, operators: Iterable[Operator], writes: Iterable[TensorAccess]
+    ) -> tuple[tuple[Operator, ...], list[TensorAccess]]:
+        """Of a kernel that reads no tensor the operators that take none, and what it writes as results of those.
+
+        It fills memory, mostly with zeros that another kernel adds to. Inductor notes the operator that adds as the
+        origin of both, and with it all that was computed before.
+        """
+        computed: dict[str, Operator] = {}
+        for operator in operators:
+            if all(given in computed or given in self.note.numbers for given in operator.inputs):
+                computed[operator.node] = operator
+        filled = []
+        for tensor in writes:
+            if self._value_of(tensor.of) not in computed:
+                alike = [each.node for each in computed.values() if (each.shape, each.dtype) == _type_of(tensor)]
+                tensor = replace(tensor, of=alike[-1] if alike else "", partly=False)
+            filled.append(tensor)
+        needed = tuple(computed.values())
+        for tensor in filled:
+            if not tensor.of:
+                needed += (Operator(tensor.name, "fill", "fill", tensor.shape, tensor.dtype, tensor.bytes),)
+        return needed, filled
 
     def _value_of(self, node: str) -> str:
         """The node that made what a node hands on."""
@@ -177,15 +216,29 @@ def _copies(writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
 
 
 def _kept_inside(
-    operators: Iterable[Operator], writes: Iterable[TensorAccess], unchanged: Mapping[str, str]
+    operators: Iterable[Operator], writes: Iterable[TensorAccess], unchanged: Mapping[str, str],
+    by_libraries: Collection[str],
 ) -> tuple[Operator, ...]:
-    """Operators whose result is none of what is written."""
-    stored = {unchanged.get(tensor.of, tensor.of) for tensor in writes}
+    """Operators whose result is none of what is written; what a library has computed came out of memory."""
+    stored: set[str] = set(by_libraries)
+    for tensor in writes:
+        stored.update(unchanged.get(node, node) for node in (tensor.of, *tensor.overwritten))
+    by_node = {operator.node: operator for operator in operators}
+    for operator in by_node.values():
+        # What is copied into an input, as at the end of `x.mul_(2)`, is in memory there, unless it is cast for that.
+        if operator.target.startswith("aten.copy_") and len(operator.inputs) > 1:
+            copied = by_node.get(unchanged.get(operator.inputs[1], operator.inputs[1]))
+            if copied is not None and copied.dtype == operator.dtype:
+                stored.add(copied.node)
     kept = []
     for operator in operators:
         if operator.node not in stored and not operator.view and not _in_place(operator) and operator.bytes:
             kept.append(operator)
     return tuple(kept)
+
+
+def _type_of(tensor: TensorAccess) -> tuple[tuple[int | str, ...], str]:
+    return tensor.shape, tensor.dtype
 
 
 def _in_place(operator: Operator) -> bool:

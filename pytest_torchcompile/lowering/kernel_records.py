@@ -39,6 +39,8 @@ class TensorAccess:
     """The node of the graph whose result it is; empty for an input."""
     partly: bool = False
     """It is no result of that node yet: the sum behind a mean, or a copy in another layout."""
+    overwritten: tuple[str, ...] = ()
+    """Nodes whose results the kernel stored in the same place before: the zeros that are added to, say."""
 
 
 @dataclass(frozen=True)

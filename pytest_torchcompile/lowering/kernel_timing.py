@@ -22,7 +22,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from pytest_torchcompile.gauges.kernels import functions_of_graph
-from pytest_torchcompile.gauges.quietness import LEAST_SECONDS, TURNS, unrest_of, unrest_of_round
+from pytest_torchcompile.gauges.quietness import (
+    LEAST_SECONDS,
+    TURNS,
+    OthersLoad,
+    unrest_of,
+    unrest_of_round,
+    watch_others,
+)
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, kernel_name
 
@@ -93,6 +100,8 @@ class KernelTimer:
     """By their code."""
     unrest: float = 1.0
     """How restless the machine was meanwhile (:func:`~pytest_torchcompile.gauges.quietness.unrest_of`)."""
+    others: OthersLoad = field(default_factory=OthersLoad)
+    """What other processes did meanwhile."""
     _step_seconds: list[float] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -135,7 +144,8 @@ class KernelTimer:
         for known in self.modules.values():
             known.current = known.clocked(names)
         try:
-            self._run_steps(step)
+            with watch_others() as self.others:
+                self._run_steps(step)
         finally:
             for known in self.modules.values():
                 known.current = known.original

@@ -2,13 +2,16 @@
 
 A kernel that reads or writes where other numbers say (an embedding, ``index_copy_``) touches one element for each step
 of its loops, however large the tensor is. What is written in place is not read for that, unless it is added to.
+
+A library is given views, as a slice of columns, and can touch no more than those. Where it looks up rows by numbers, it
+reads at most as many as there are numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,13 +30,15 @@ def accesses_of(
     written: dict[str, list[_Access]] = {}
     read: dict[str, list[_Access]] = {}
     in_place: dict[str, str] = {}
+    before: dict[str, list[str]] = {}
     for node, origin in zip(nodes, origins, strict=True):
         mutated, loops = _mutated_by(node), _Loops.of(node)
         for dependency in node.read_writes.reads:
             if _only_ordered(dependency, mutated):
                 continue
             for actual in _memory_read(dependency.name):
-                access = _Access(dependency, loops.all, _elements_of(actual, written.get(actual, ())))
+                access = _Access(dependency, loops.all, _elements_of(actual, written.get(actual, ())),
+                                 _elements_given(node.node, dependency.name))
                 own = dependency.name in written or actual in written
                 # Of memory that it wrote a part of in place it may read the rest, which others have written.
                 if not own or (actual in in_place and _touched(access, _whole_of(actual)) > 0):
@@ -45,12 +50,16 @@ def accesses_of(
                 if getattr(dependency, "mode", None) == "atomic_add" and actual not in written:
                     read.setdefault(actual, []).append(access)
                 written.setdefault(actual, []).append(access)
+                before.setdefault(actual, []).append(origin)
                 if actual in mutated:
                     in_place[actual] = origin
             # Later nodes of the kernel read it under this name.
             written.setdefault(dependency.name, [])
     reads = [_tensor_of(name, found, "") for name, found in read.items()]
-    writes = [_tensor_of(name, found, in_place.get(name, "")) for name, found in written.items() if found]
+    writes = []
+    for name, found in written.items():
+        if found:
+            writes.append(_tensor_of(name, found, in_place.get(name, ""), before.get(name, ())))
     return tuple(filter(None, reads)), tuple(filter(None, writes))
 
 
@@ -83,6 +92,8 @@ class _Access:
     """How often."""
     known: int = 0
     """Elements that the kernel itself has written there before."""
+    given: int | None = None
+    """Elements that a library can touch of what it is given; None where that is all of the tensor."""
 
 
 def _mutated_by(node: Any) -> frozenset[str]:
@@ -128,7 +139,10 @@ def _memory_read(name: str) -> list[str]:
     return mutated or [name]
 
 
-def _tensor_of(name: str, accesses: Sequence[_Access], of: str) -> TensorAccess | None:
+def _tensor_of(
+    name: str, accesses: Sequence[_Access], of: str, before: Sequence[str] = ()
+) -> TensorAccess | None:
+    """The access by all of a kernel's code; ``before`` are the nodes that were stored there one after the other."""
     tensor = current_lowering().try_get_buffer(name)
     if tensor is None or not hasattr(tensor, "get_size"):
         return None
@@ -140,10 +154,11 @@ def _tensor_of(name: str, accesses: Sequence[_Access], of: str) -> TensorAccess 
     whole = product_of(sizes)
     touched = sum(_touched(access, whole) for access in accesses)
     origin = getattr(tensor, "origin_node", None)
-    if not of and origin is not None:
-        of = node_name(origin)
+    made = "" if origin is None else node_name(origin)
+    of = of or made
+    overwritten = tuple(node for node in dict.fromkeys((made, *before)) if node and node != of)
     return TensorAccess(name, tuple(map(shown_size, sizes)), dtype_name(dtype), min(whole, touched) * dtype.itemsize,
-                        of)
+                        of, overwritten=overwritten)
 
 
 def _touched(access: _Access, whole: int) -> int:
@@ -154,12 +169,60 @@ def _touched(access: _Access, whole: int) -> int:
     """
     dependency = access.dependency
     if type(dependency).__name__ != "MemoryDep":
-        touched = whole
+        touched = whole if access.given is None else access.given
     elif dependency.is_indirect():
         touched = access.times
     else:
         touched = _number(dependency.get_numel())
     return max(0, touched - access.known)
+
+
+_INDEXED_ROWS: Final = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+"""Operators of ATen that read one row of their first tensor for each number of their second."""
+_INDEXED_ELEMENTS: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
+"""Those that read no more elements of their first tensor than they return."""
+
+
+def _elements_given(operation: Any, name: str) -> int | None:
+    """Elements that a library can touch of a tensor; None for generated code, and where nobody knows.
+
+    ``InputsKernel.inputs`` of ``torch/_inductor/ir.py`` (torch 2.13): what a call is given, views as
+    ``ReinterpretView`` with sizes and strides of their own.
+    """
+    inputs = getattr(operation, "inputs", None)
+    if type(operation).__name__ == "ComputedBuffer" or not isinstance(inputs, (list, tuple)):
+        return None
+    elements, found = 0, False
+    for number, given in enumerate(inputs):
+        if hasattr(given, "get_name") and given.get_name() == name:
+            found = True
+            seen = _elements_of_view(given)
+            elements += seen if number else min(seen, _elements_looked_up(operation, inputs, seen))
+    return elements if found else None
+
+
+def _elements_of_view(given: Any) -> int:
+    """Elements in memory behind an input: along a dimension without a stride there is one."""
+    sizes = list(given.get_size())
+    strides = list(given.get_stride()) if hasattr(given, "get_stride") else [1] * len(sizes)
+    in_memory = [size for size, stride in zip(sizes, strides, strict=True) if stride != 0]
+    return product_of(in_memory)
+
+
+def _elements_looked_up(operation: Any, inputs: Sequence[Any], whole: int) -> int:
+    """Of the first tensor of an operator as many elements as its numbers can address; ``whole`` for any other."""
+    overload = getattr(operation, "op_overload", None)
+    namespace, _, operator = str(getattr(overload, "_overloadpacket", "")).partition(".")
+    if namespace != "aten" or len(inputs) < 2:
+        return whole
+    if operator in _INDEXED_ROWS:
+        return product_of(inputs[1].get_size()) * product_of(list(inputs[0].get_size())[1:])
+    if operator in _INDEXED_ELEMENTS:
+        try:
+            return product_of(operation.get_size())
+        except NotImplementedError:
+            return whole
+    return whole
 
 
 def _whole_of(name: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchcompile.gauges.library_operators import is_custom
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, kernel_name
 from pytest_torchcompile.lowering.memory_accesses import (
@@ -40,8 +41,9 @@ _LIBRARIES: Final = (
     ("BLAS", re.compile(r"(?:^|\.)(?:addmm|mm|bmm|baddbmm|_int_mm|_scaled_mm|addmv|mv|dot|bias_addmm)(?:$|\.)")),
 )
 """Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own, or a custom one."""
-_TORCHS_OWN: Final = frozenset({"aten", "prims", "inductor", "inductor_prims", "quantized", "_quantized",
-                                "_c10d_functional", "rngprims", "higher_order"})
+
+
+_NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @contextlib.contextmanager
@@ -72,6 +74,8 @@ class KernelNote:
     """Tensor that is written to the nodes of the graph that it was made of, the last first."""
     unchanged: dict[str, str] = field(default_factory=dict)
     """A node whose result is its input as it is, to the node of that input: Inductor makes nothing of such a node."""
+    numbers: frozenset[str] = frozenset()
+    """Inputs of nodes that no kernel reads: open sizes, and constants, which the code has as numbers."""
 
 
 @dataclass
@@ -191,7 +195,18 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
     for node in nodes:
         names = tuple(node_name(origin) for origin in reversed(origins.sorted([node])))
         made_of.update(dict.fromkeys((write.name for write in node.read_writes.writes), names))
-    return KernelNote(described, made_of, origins.unchanged(computing))
+    return KernelNote(described, made_of, origins.unchanged(computing), _numbers_given(computing))
+
+
+def _numbers_given(computing: Iterable[Any]) -> frozenset[str]:
+    """Of what nodes take that which is no tensor, and constants: those that are in memory are read under their names.
+    """
+    numbers = set()
+    for node in computing:
+        for given in node.all_input_nodes:
+            if given.op == "get_attr" or isinstance(given.meta.get("val"), _NUMBERS):
+                numbers.add(node_name(given))
+    return frozenset(numbers)
 
 
 def _kind_of(name: str, nodes: list[Any], source: str) -> str:
@@ -211,8 +226,7 @@ def _library_of(name: str, nodes: list[Any]) -> str:
     for library, pattern in _LIBRARIES:
         if pattern.search(name):
             return library
-    namespace, dot, _rest = name.partition(".")
-    return "custom op" if dot and namespace not in _TORCHS_OWN else "ATen"
+    return "custom op" if is_custom(name.replace(".", "::", 1)) else "ATen"
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,22 @@ def test_the_report_in_text_and_in_markdown():
     assert "| default | faster | 2.00 (1.90 to 2.10) |" in "\n".join(report_markdown("net", reports))
 
 
+@pytest.mark.parametrize(("section", "answer"), [
+    (WORTH, "3000 steps"), (SLOW, "never"), (NOISY, "not told"), ({**SAME, "interval": [0.99, 1.01]}, "not told"),
+    ({**SAME, "interval": [0.97, 0.99]}, "never"), (EAGER, "-"),
+])
+def test_when_it_pays_has_three_answers(section, answer):
+    """Where the interval holds 1 it may pay, and nobody can tell when; what did not run compiled has none."""
+    assert mode("default", section).row()[-1] == answer
+
+
+def test_what_others_did_meanwhile_is_told():
+    loaded = {**WORTH, "others_load": "other processes kept 1.5 of 2 processors busy"}
+    *_, told, _ = report_lines("net", [mode("default", loaded)])
+    assert told == ("default: while it was timed other processes kept 1.5 of 2 processors busy, so its seconds are too "
+                    "long")
+
+
 def test_why_a_mode_is_not_faster_stands_above_the_advice():
     parts = {"seconds": 1.0, "library": 0.1, "generated": 0.2, "operators": 0.0, "guards": 0.6, "python": 0.1}
     reports = [mode("default", {**SLOW, "profile": parts, "coverage": 1.0, "breaks": []})]

@@ -94,6 +94,9 @@ def test_the_limit_that_allows_a_slow_model_is_in_the_hint():
     (WORTH, "faster: 1.50 times as fast compiled (1.40 to 1.60); pays after 40 steps"),
     ({**WORTH, "cached": 1}, "faster: 1.50 times as fast compiled (1.40 to 1.60); pays after 40 steps, 1 of 2 compiles "
                              "being from a cache"),
+    ({**NOISY, "others_load": "other processes kept 1.5 of 2 processors busy"},
+     "could not be told: this machine is not quiet enough (other processes kept 1.5 of 2 processors busy), the "
+     "speed-up lies between 0.50 and 1.40"),
     (NOISY, "could not be told: this machine is not quiet enough, the speed-up lies between 0.50 and 1.40"),
 ])
 def test_what_a_pass_says(section, text):

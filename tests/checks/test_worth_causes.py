@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.checks.slow_causes import (
-    gpu_share,
-    idle_remark,
-    kernel_time,
-    roof_share,
-    slow_cause,
-    slow_causes,
-)
+from pytest_torchcompile.checks.slow_causes import idle_remark, slow_cause, slow_causes
+from pytest_torchcompile.checks.step_evidence import gpu_share, kernel_time, roof_share
 
 PARTS = {"library": 0.1, "generated": 0.7, "operators": 0.1, "guards": 0.02, "python": 0.08}
 SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12, "low": 5e-5}}
+EAGERS = ["aten::linear", "aten::addmm", "aten::mm"]
 OWN = {"share": 0.8, "function": "Net.forward", "file": "net.py", "line": 3}
 BREAKS = [{"file": "models.py", "line": 7}]
 
@@ -28,7 +23,7 @@ def section(verdict="slower", coverage=1.0, breaks=(), kernels_share=0.4, sides=
     profile = {"seconds": 1.0, "waits": 0, "library_calls": {"aten::mm": 19, "aten::addmm": 8}, **PARTS, **parts}
     return {"verdict": verdict, "coverage": coverage, "breaks": list(breaks), "kernels_share": kernels_share,
             "sides": sides, "profile": profile, "roof": {"share": roof, "bound": bound, "device": "cpu"},
-            "late": list(late), "launches": launches or {}, "skips": list(skips)}
+            "late": list(late), "launches": launches or {}, "skips": list(skips), "eager_operators": EAGERS}
 
 
 def on_gpu(busy, graphs=0, generated=0.0):
@@ -51,7 +46,8 @@ def on_gpu(busy, graphs=0, generated=0.0):
      "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7, where the "
      "code branches on a number of a tensor: compute both sides and choose by torch.where, or write it with torch."),
     ({"coverage": 0.4, "breaks": broken_by("Call to `torch._dynamo.graph_break()`")},
-     "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7: move what "),
+     "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7 (Call to "
+     "`torch._dynamo.graph_break()`): move what breaks the graph out of forward"),
     ({"coverage": 0.4}, "60% of the operator calls run outside of compiled graphs: see the check `compiles`"),
     ({"guards": 0.3}, "Dynamo's guards take 30% of a compiled step (300000 µs): "),
     ({"python": 0.7, "breaks": BREAKS, "user_python": OWN},
@@ -87,10 +83,77 @@ def on_gpu(busy, graphs=0, generated=0.0):
     ({**on_gpu(0.03, graphs=1), "waits": 1}, "a step takes 1 number out of tensors"),
     ({"library": 0.6, "guards": 0.2}, "60% of a compiled step is library calls"),
     ({"library": 0.5, "python": 0.6, "user_python": OWN}, "60% of a compiled step passes in Python"),
+    # A custom operator: what is inside of it looks like kernels that nothing fused.
+    ({"library": 0.8, "generated": 0.1, "library_calls": {"mine::soft": 2, "aten::mm": 1},
+      "library_seconds": {"mine::soft": 0.7, "aten::mm": 0.1}, "kernels_share": 1.0,
+      "sides": {"eager": {"kernels": 40}, "compiled": {"kernels": 40}}},
+     "70% of a compiled step is in custom operators, which the compiler does not look into (2 x mine::soft): only what "
+     "is around them can be fused"),
+    # A function of numpy's that is compiled to torch's: eager has no such operator.
+    ({"library": 0.9, "library_calls": {"aten::sort": 1}, "library_seconds": {"aten::sort": 0.9},
+      "kernels_share": None, "sides": {"eager": {"kernels": 0}, "compiled": {"kernels": 1}}},
+     "90% of a compiled step is in operators that an eager step does not call (1 x aten::sort): compiled code has them "
+     "in place of what eager runs, as of a function of numpy's, so keep that part out of the graph by torch.compiler."),
+    # Another product than eager's, and the same operator in place, are eager's too.
+    ({"library": 0.9, "library_calls": {"mkldnn::_linear_pointwise": 3, "aten::addmm_": 1},
+      "library_seconds": {"mkldnn::_linear_pointwise": 0.5, "aten::addmm_": 0.4}},
+     "90% of a compiled step is library calls that eager makes too (3 x mkldnn::_linear_pointwise, 1 x aten::addmm_)"),
 ])
 def test_each_cause_is_named_and_the_largest_first(planted, text):
     assert slow_cause(section(**planted)).startswith(text)
     assert slow_cause(section("no difference", **planted)).startswith(text)
+
+
+UNFUSED = {"kernels_share": 1.0, "sides": {"eager": {"kernels": 12}, "compiled": {"kernels": 12}}}
+
+
+def test_eager_does_as_well_only_where_it_is_as_fast():
+    assert slow_cause(section("no difference", **UNFUSED)).endswith("tells why, and eager does as well")
+    assert slow_cause(section("slower", **UNFUSED)).endswith("`TORCH_LOGS=fusion` tells why")
+
+
+def test_of_an_older_report_nobody_knows_what_eager_called():
+    """So nothing is said of it, neither that it calls the same nor that it does not."""
+    old = {**section(library=0.8), "eager_operators": None}
+    assert slow_cause(old).startswith("80% of a compiled step is library calls (19 x aten::mm, 8 x aten::addmm)")
+
+
+FRAME = {"function": "Net.forward", "file": "net.py", "line": 3, "kind": "graph_break", "resumed_at": 0,
+         "reason": "Unsupported Tensor.item() call; then graph break in loop"}
+SKIPPED = {**FRAME, "kind": "skipped", "reason": "torch does not compile such code"}
+
+
+@pytest.mark.parametrize(("breaks", "frames", "text"), [
+    (broken_by("Unsupported Tensor.item() call with capture_scalar_outputs=False"), [FRAME],
+     "no operator call ran in a compiled graph: torch gave up Net.forward (net.py:3) at the graph break at models.py:7"
+     ", where a number is taken out of a tensor (`.item()`, `float()`), inside a loop, where torch cannot go on: keep "
+     "it a tensor, or set torch._dynamo.config.capture_scalar_outputs = True"),
+    (broken_by("Attempted to wrap RNN, GRU, or LSTM"), [{**FRAME, "reason": "Attempted to wrap RNN, GRU, or LSTM"}],
+     "no operator call ran in a compiled graph: torch gave up Net.forward (net.py:3) at the graph break at models.py:7"
+     ", where an RNN, GRU or LSTM of torch's is called, which torch.compile leaves to eager: leave it eager and "
+     "compile the parts around it, or try torch._dynamo.config.allow_rnn = True, which traces each of its steps"),
+    ([{**BREAKS[0], "reason": "Failed to trace builtin operator", "hint": "Avoid calling builtin `print`."}], [FRAME],
+     "no operator call ran in a compiled graph: torch gave up Net.forward (net.py:3) at the graph break at models.py:7 "
+     "(Failed to trace builtin operator), inside a loop, where torch cannot go on: move what breaks the graph out of "
+     "forward, as the check `graph_breaks` says; torch's hint: Avoid calling builtin `print`."),
+    ([], [SKIPPED], "no operator call ran in a compiled graph: Net.forward (net.py:3) ran eagerly (torch does not "
+                    "compile such code): see the check `compiles` for what stayed outside"),
+    (BREAKS, [], "no operator call ran in a compiled graph: there is the graph break at models.py:7: move what breaks "
+                 "the graph out of forward, as the check `graph_breaks` says"),
+    ([], [], "no operator call ran in a compiled graph: torch reports no graph break and no frame that it skipped: a "
+             "frame without tensor operations, torch.compiler.disable, a stance or TORCHDYNAMO_DISABLE=1 does this"),
+])
+def test_why_nothing_was_compiled(breaks, frames, text):
+    """The line of the break or of the skipped frame, torch's reason, and what to do."""
+    found = {**section("nothing was compiled", coverage=0.0, breaks=breaks), "eager_frames": frames}
+    assert slow_cause(found) == text
+
+
+def test_a_skipped_frame_is_told_where_little_was_compiled():
+    found = {**section(coverage=0.4), "eager_frames": [SKIPPED]}
+    assert slow_cause(found) == ("60% of the operator calls run outside of compiled graphs; Net.forward (net.py:3) ran "
+                                 "eagerly (torch does not compile such code): see the check `compiles` for what stayed "
+                                 "outside")
 
 
 LATE = {"function": "Net.forward", "file": "net.py", "line": 3, "cause": "shape", "what": "x.size(0)",

@@ -15,6 +15,7 @@ import torch
 from chromium import chromium, found
 from explain.captures import operators_of, without_code
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch_versions import TORCH
 
 from pytest_torchcompile import CompileConfig, zoo
@@ -83,9 +84,21 @@ def test_guards(head):
 @pytest.mark.parametrize(("condition", "words"), [
     ("2 <= L['x'].size()[0]", "sizes 0 and 1 are compiled apart"),
     ("L['x'].size()[0] >= 2", "sizes 0 and 1 are compiled apart"),
-    ("L['x'].size()[0] <= 128", "an upper bound"),
-    ("16 <= L['x'].size()[0]", "a lower bound"),
-    ("L['x'].size()[0] % 8 == 0", "without a remainder"),
+    ("L['x'].size()[0] <= 128", "128 is the most: a comparison or an operator of the model needs that, or "),
+    ("L['x'].size()[0] < 128", "127 is the most: "),
+    ("16 <= L['x'].size()[0]", "16 is the least: a comparison or an operator of the model needs that, or "),
+    ("15 < L['x'].size()[0]", "16 is the least: "),
+    ("L['x'].size()[0] > 15", "16 is the least: "),
+    ("2 <= L['x'].size()[0] <= 256", "from 2 on to 256 one code serves; 256 is the most: a comparison or an operator"),
+    ("16 <= L['x'].size()[0] < 257", "16 is the least: a comparison or an operator of the model needs that, or "
+                                     "mark_dynamic was told so; 256 is the most: "),
+    ("L['x'].size()[0] % 8 == 0", "this size must be divisible by 8"),
+    ("(L['x'].size()[0] % 8) == 0", "this size must be divisible by 8"),
+    ("(L['x'].size()[0] % 8) != 0", "this size must not be divisible by 8"),
+    ("(L['x'].size()[0] % 8) == 3", "this size must leave 3 over, divided by 8"),
+    ("(L['x'].size()[0] % 8) != 3", "this size must not leave 3 over"),
+    ("(L['x'].size()[0] % L['y'].size()[0]) < 4", "asks for a remainder: in this call it was as said here"),
+    ("L['x'].stride()[0] == L['x'].size()[1]", "how the tensor lies in memory"),
     ("L['x'].size()[0] == L['y'].size()[1]", "these sizes were equal"),
     ("L['x'].size()[0] == 7", "taken for a constant"),
     ("L['x'].size()[0] != 7", "another way"),
@@ -97,6 +110,59 @@ def test_symbolic_guards(condition, words):
     guard, = read_guards(f"+- LAMBDA_GUARD: {condition}  # return x  # net.py:3 in forward (user code shown)", "0/0")
     assert (guard.kind, guard.source, guard.place) == ("SHAPE_ENV", "x", "net.py:3 in forward")
     assert words in guard.why
+
+
+def cannot(graph, inputs):
+    """A backend that meets what torch takes for a reason to run the graph eagerly."""
+    raise DataDependentOutputException(torch.ops.aten.item.default)
+
+
+def broken(graph, inputs):
+    """A backend with an error of its own."""
+    raise ValueError("no such operator")
+
+
+def stepped(x):
+    x = x.relu()
+    return x * 2
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_backend_that_fails_is_no_graph_break(whole):
+    """Torch records it as one, at the line of whoever called the model: no line of the model is to blame."""
+    config = CompileConfig(enabled=True, backend=cannot, fullgraph=whole)
+    explained = explain(stepped, torch.randn(4), config, train=False)
+    text = "\n".join(explanation_lines(explained))
+    assert "graph break" not in text.partition("\n")[0]
+    assert "capture.py" not in text
+    assert "WON'T CONVERT" not in text
+    if whole:
+        assert "the compiled step raised Unsupported: Backend compiler exception" in text
+    else:
+        line = stepped.__code__.co_firstlineno
+        assert ", 1 graph that the backend failed on, " in text
+        assert f"test_explain_stages.py:{line}  the backend failed, and torch ran what it was given eagerly: Backend "\
+            "compiler `cannot` failed with aten.item.default." in text
+
+
+def test_a_backend_with_an_error_of_its_own():
+    explained = explain(stepped, torch.randn(4), CompileConfig(enabled=True, backend=broken), train=False)
+    text = "\n".join(explanation_lines(explained))
+    assert "the compiled step raised BackendCompilerFailed: backend='broken' raised: ValueError: no such op" in text
+    assert "graph break" not in text
+
+
+def test_a_graph_break_is_still_told_as_one():
+    def breaks(x):
+        x = x.relu()
+        torch._dynamo.graph_break()
+        return x * 2
+
+    explained = explain(breaks, torch.randn(4), CompileConfig(enabled=True, backend="eager"), train=False)
+    first, *rest = explanation_lines(explained)
+    assert ", 1 graph break, " in first
+    line = breaks.__code__.co_firstlineno + 2
+    assert any(text.startswith("graph break  ") and f"test_explain_stages.py:{line}" in text for text in rest)
 
 
 def test_a_graph_without_stack_traces():

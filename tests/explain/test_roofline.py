@@ -75,7 +75,7 @@ def test_products_of_open_sizes_are_told_to_be_missing():
     roofs = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[call, relu]), PEAKS)
     assert [roof.uncounted for roof in roofs] == [True, False]
     _first, _head, *rows = Roofline(tuple(roofs), PEAKS).lines()
-    assert rows[0].endswith("extern_kernels.mm (products not counted: open sizes)")
+    assert rows[0].endswith("extern_kernels.mm (computes more: FLOPs not known, or sizes open)")
     assert rows[1].endswith("extern_kernels.mm (one FLOP an element)")
 
 

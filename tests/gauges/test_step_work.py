@@ -54,6 +54,14 @@ def test_an_embedding_reads_the_rows_that_it_returns():
     assert measure_work(lambda: torch.nn.functional.embedding(ids, table)).bytes == 2 * (2 * 8 * 4) + 16
 
 
+def test_a_bag_reads_the_rows_of_its_numbers():
+    table, ids = torch.randn(10_000, 8), torch.tensor([[3, 5, 7]])
+    work = measure_work(lambda: torch.nn.functional.embedding_bag(ids, table))
+    (bag,) = [operator for operator in work.operators if "embedding_bag" in operator.name]
+    # Beside them its numbers, where each bag begins, and what it returns: 8 numbers, and some more of its own.
+    assert 3 * 8 * 4 + 3 * 8 < bag.bytes < 400
+
+
 ROWS, WIDTH = 4096, 32
 ROW = 4 * WIDTH
 AT = torch.tensor([5])

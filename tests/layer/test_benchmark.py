@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -268,7 +269,41 @@ def test_nothing_compiled_is_no_verdict(clock):
     """A model that only runs eagerly can be no faster."""
     net = Net(clock).eval()
     net.forward = torch._dynamo.disable(net.forward)
-    assert benchmark(net, on(backend(clock, 0.5)), batch, rounds=8).verdict == "nothing was compiled"
+    found = benchmark(net, on(backend(clock, 0.5)), batch, rounds=8)
+    assert found.verdict == "nothing was compiled"
+    assert "ran eagerly" in str(found).splitlines()[8]
+
+
+class Reads(Net):
+    """A number is taken out of a tensor in each turn of a loop, so that torch gives the function up."""
+
+    def forward(self, x):
+        for _ in range(2):
+            x = x * x.sum().item()
+        return x
+
+
+def test_why_nothing_was_compiled_is_told(clock):
+    found = benchmark(Reads(clock).eval(), on(backend(clock, 0.5)), batch, rounds=8)
+    assert found.verdict == "nothing was compiled"
+    assert "torch gave up Reads.forward (" in found.not_compiled
+    assert ", where a number is taken out of a tensor (`.item()`, `float()`)" in str(found)
+
+
+def test_seconds_from_a_cache_are_told_as_that(clock):
+    """They stand beside those of a cold compile, and are none."""
+    found = benchmark(Net(clock).eval(), on(backend(clock, 0.5)), batch)
+    assert "cache served" not in str(found)
+    assert "compiling pays after" in str(replace(found, cached=1))
+    assert ", with 1 of 1 compiles from a cache; a cache served what was compiled, so the compiled first step is no "\
+        "cold one" in str(replace(found, cached=1))
+
+
+def test_what_others_did_meanwhile_is_told(clock):
+    found = benchmark(Net(clock).eval(), on(backend(clock, 0.5)), batch, rounds=8)
+    told = replace(found, others_load="other processes kept 1.5 of 2 processors busy")
+    assert str(told).endswith("other processes kept 1.5 of 2 processors busy: seconds are too long, and both sides may "
+                              "suffer unequally")
 
 
 class Counts(Net):

@@ -107,6 +107,18 @@ def test_a_break_in_the_traced_function_bears_its_full_name():
     assert found.function == "Net.forward"
 
 
+def test_a_backend_that_failed_is_told_as_that_and_at_the_traced_function():
+    """The stack is that of whoever called the compiled function: the graph was complete."""
+    text = TEXT.replace("Explanation: User-inserted graph break. Message: None",
+                        "Explanation: Backend compiler `bad` failed with aten.item. Adding a graph break.")
+    traced = TracedCode("/src/model.py", "forward", function=Frame("/src/model.py", 10, "Net.forward"))
+    found = parse_break(text, traced=traced)
+    assert found.reason == ("the backend failed, and torch ran what it was given eagerly: Backend compiler `bad` "
+                            "failed with aten.item.")
+    assert (found.file, found.line, found.function) == ("/src/model.py", 10, "Net.forward")
+    assert parse_break(text).file == "/src/net.py"
+
+
 def test_the_traced_function_is_told_from_another_of_its_name():
     """A method and that of its base class are both called forward; the line says which of them is traced."""
     text = TORCH_2_8.partition("User code traceback:")[0] + ('User code traceback:\n  File "/src/net.py", line 12, in '

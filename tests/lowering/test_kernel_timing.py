@@ -132,6 +132,14 @@ def stretched(monkeypatch, lengths):
     return step
 
 
+def test_a_steady_load_is_told():
+    """Its timings are all alike, so that their spread shows nothing."""
+    explained = Explanation("net", "2.13.0", "", others_load="other processes kept 1.0 of 2 processors busy")
+    assert explained.busy == ("while kernels were timed other processes kept 1.0 of 2 processors busy: their "
+                              "microseconds may be too long, so explain it again when it is quiet")
+    assert explained.busy in explanation_lines(explained)
+
+
 @pytest.mark.parametrize(("lengths", "quiet"), [
     ([0.01, 0.0101, 0.0102], True), ([0.01, 0.01, 0.03], False), ([0.0001], True),
 ])

@@ -34,12 +34,13 @@ NEEDS_TORCH = {
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/peaks_file", "gauges/quietness",
+    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/library_operators",
+    "gauges/peaks_file", "gauges/quietness",
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",
     "culprit", "culprit/culprit_record",
     "ledger", "ledger/break_sites", "ledger/explain", "ledger/ledger",
-    "ledger/reasons", "ledger/records",
+    "ledger/eager_reasons", "ledger/reasons", "ledger/records",
     "lowering", "lowering/kernel_records", "lowering/places",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import warm_zygotes
 import yaml  # noqa: F401 -- its C part can't be loaded twice, and an in-process run forgets modules that it loaded
 
 MODELS = """
@@ -77,20 +75,8 @@ class Repo:
         return found["checks"][check]["problems"]
 
 
-@pytest.fixture(scope="session")
-def warm_process() -> Iterator[warm_zygotes.WarmProcess | None]:
-    """The process from which the zygotes of inner runs are forked; None where there are no zygotes."""
-    if not hasattr(os, "pidfd_open"):
-        yield None
-        return
-    process = warm_zygotes.WarmProcess()
-    yield process
-    process.close()
-
-
 @pytest.fixture
-def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch,
-         warm_process: warm_zygotes.WarmProcess | None) -> Repo:
+def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Repo:
     """A miniature repository whose runs start without the zygote's warm-up compile, which they don't need."""
     monkeypatch.setenv("PYTEST_TORCHCOMPILE_WARM", "0")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
@@ -98,8 +84,4 @@ def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch,
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    if warm_process is not None:
-        monkeypatch.setenv(warm_zygotes.ADDRESS, warm_process.address)
-        monkeypatch.setenv("PYTEST_PLUGINS", warm_zygotes.__name__)
-        monkeypatch.setenv("PYTHONPATH", str(Path(warm_zygotes.__file__).parent))
     return Repo(pytester)

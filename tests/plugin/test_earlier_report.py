@@ -253,7 +253,7 @@ def test_sources_that_git_does_not_know(repo, capsys, monkeypatch, where):
     repo.matrix(MATRIX)
     other = repo.path.parent / f"{repo.path.name}-other"
     other.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(other), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(other))
     repo.file(".gitignore", "net_size.py\n")
     size = (other if where == "outside" else repo.path) / "net_size.py"
     size.write_text("SIZE = 6\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -19,8 +20,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile, zoo
+from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.layer.rank_votes import RankVotes
+from pytest_torchcompile.oracle import recording
+from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.wrappers.tp import split_layers
 
 logging.getLogger("torch").setLevel("ERROR")
@@ -317,6 +321,42 @@ def gathered(rank, dynamic):
     whole = measure_coverage(lambda: net(x), lambda: compiled(x))
     part = measure_coverage(lambda: net(x).exp(), lambda: compiled(x).exp())
     return {"whole": whole.sites, "part": part.sites}
+
+
+class Steps(nn.Module):
+    """Its forward writes to a parameter of its own, and to no other."""
+
+    def __init__(self, inner, writer):
+        super().__init__()
+        self.inner, self.writer = inner, writer
+
+    def forward(self, x):
+        if dist.get_rank() == self.writer:
+            with torch.no_grad():
+                self.inner.blocks[0].up.weight.to_local()[0, 0] += 1
+        return self.inner(x)
+
+
+def written(rank, kind, writer):
+    """What a recording says was written to, and the collectives that reading it took beside those of the model."""
+    module = Steps(spread(kind), writer)
+    seen = Counter()
+    real, real_whole = dist.all_reduce, recording.whole_value
+
+    def counted(*args, **kwargs):
+        seen["votes"] += 1
+        return real(*args, **kwargs)
+
+    def gathered_whole(tensor):
+        if hasattr(tensor, "full_tensor"):
+            seen["gathered"] += 1
+        return real_whole(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", counted)
+        patch.setattr(recording, "whole_value", gathered_whole)
+        made = record(module, module, Batch.of(torch.ones(3, 8, device=device())), train=False)
+    return {"error": made.error and str(made.error), "mutated": sorted(made.mutated), **seen}
 
 
 # faults of our own between the calls of the model, on one rank

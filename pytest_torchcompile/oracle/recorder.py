@@ -35,10 +35,11 @@ from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
     fingerprint,
     is_spread,
+    own_part,
     same_bits,
     tensors_of,
+    true_on_any_rank,
     visible_strides,
-    whole_value,
 )
 
 __all__ = ["record", "seed_everything"]
@@ -161,12 +162,20 @@ class _Watch:
             old = self.before.get(name)
             if old is None or not _is_untouched(old, tensor):
                 after[f"{name} after the call"] = Item.of(tensor)
+        written = self._written_parameters()
         for name, parameter in self.parameters:
-            if name not in self.memories:
-                continue
-            if self._is_trained(name, parameter) or _has_changed(parameter, self.memories[name]):
+            if name in self.memories and (name in written or self._is_trained(name, parameter)):
                 after[f"{name} after the call"] = Item.of(parameter)
         return after
+
+    def _written_parameters(self) -> set[str]:
+        """The names of the remembered parameters that the call has written to, on this rank or another one."""
+        remembered = [(name, parameter) for name, parameter in self.parameters if name in self.memories]
+        written = {name: _has_changed(parameter, self.memories[name]) for name, parameter in remembered}
+        spread = {name: parameter for name, parameter in remembered if is_spread(parameter)}
+        # What a rank then reads of such a parameter it reads together with the others.
+        written |= true_on_any_rank(spread, written)
+        return {name for name, is_written in written.items() if is_written}
 
     def _is_trained(self, name: str, parameter: torch.Tensor) -> bool:
         """Whether a training moves it: a step may be too small to change a bit on one side alone, which is no fault."""
@@ -213,8 +222,8 @@ def _is_untouched(old: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def _remember_parameter(parameter: torch.Tensor) -> torch.Tensor | str:
     if is_spread(parameter):
-        # All of it on every rank: whether it has changed is asked by all or none.
-        return whole_value(parameter).clone()
+        # Each rank its own part: to gather all of it takes a collective, and its memory on every rank.
+        return own_part(parameter).clone()
     is_plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor
     if is_plain and parameter.numel() <= _COPIED_UP_TO:
         return parameter.detach().clone()
@@ -224,7 +233,7 @@ def _remember_parameter(parameter: torch.Tensor) -> torch.Tensor | str:
 def _has_changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
     if isinstance(memory, str):
         return fingerprint(parameter) != memory
-    return not same_bits(memory, whole_value(parameter))
+    return not same_bits(memory, own_part(parameter))
 
 
 @dataclass

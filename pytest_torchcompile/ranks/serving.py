@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import gc
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from pytest_torchcompile.ranks import listeners
 from pytest_torchcompile.ranks.message_frames import Messages
@@ -25,6 +26,10 @@ __all__ = ["WARM", "execute_job", "serve", "serve_jobs", "set_environment"]
 
 WARM = "PYTEST_TORCHCOMPILE_WARM"
 """Set to 0 in the environment to have the zygote import only, without the warm-up compile."""
+
+_COLLECT_AFTER: Final = (5000, 10, 10)
+"""When Python looks for garbage: thresholds of ``gc.set_threshold``. With its own, tracing a graph has it look through
+everything that torch keeps many times over, in a tenth of a second each; a rank's memory is the same with these."""
 
 
 def set_environment() -> None:
@@ -53,6 +58,7 @@ def serve_jobs(connection: Messages, folder: Path, listen: Callable[[BinaryIO], 
     it is asked to, and what ends it with the other side.
     """
     pid = os.getpid()
+    gc.set_threshold(*_COLLECT_AFTER)
     _redirect_streams(folder / f"{pid}.log")
     adopt_orphans()
     with (folder / f"{pid}.stacks").open("wb") as stacks:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "STANDARD_PACKAGES", "attribute_tensors", "containers_in", "dense_form", "fingerprint", "holds_tensors",
-    "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes", "same_bits",
-    "tensors_of", "visible_strides", "whole_value", "write_whole",
+    "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes", "own_part", "same_bits",
+    "tensors_of", "true_on_any_rank", "visible_strides", "whole_value", "write_whole",
 ]
 
 
@@ -74,6 +74,36 @@ def whole_value(tensor: torch.Tensor) -> torch.Tensor:
     if is_spread(detached):
         return detached.full_tensor()  # type: ignore[no-any-return]
     return detached  # type: ignore[no-any-return]
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, detached: its part of one that is spread, or the tensor itself."""
+    detached: Any = tensor.detach()
+    if is_spread(detached):
+        return detached.to_local()  # type: ignore[no-any-return]
+    return detached  # type: ignore[no-any-return]
+
+
+def true_on_any_rank(tensors: Mapping[str, torch.Tensor], here: Mapping[str, bool]) -> dict[str, bool]:
+    """What ranks have found out about their own parts of spread tensors, as all of them have to act on it.
+
+    ``tensors``: tensors that are spread (``DTensor``), by name. ``here``: this rank's answer to each. Returns for each
+    whether any rank of its mesh said yes. Collective, as :func:`whole_value` is, but once for each dimension of a mesh
+    and not once for each tensor.
+    """
+    by_mesh: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        by_mesh.setdefault(tensor.device_mesh, []).append(name)  # type: ignore[attr-defined]
+    anywhere: dict[str, bool] = {}
+    for mesh, names in by_mesh.items():
+        device = own_part(tensors[names[0]]).device
+        votes = torch.tensor([int(here[name]) for name in names], device=device)
+        # One dimension after the other reaches every rank of the mesh.
+        for dimension in range(mesh.ndim):
+            torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, mesh.get_group(dimension))
+        for name, vote in zip(names, votes.tolist(), strict=True):
+            anywhere[name] = bool(vote)
+    return anywhere
 
 
 def write_whole(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -232,3 +232,19 @@ def test_a_mesh_of_two_dimensions(tmp_path_factory, device):
             assert found == [{"spread": True, "who": (voter,), "nobody": ()}] * 4
     finally:
         four.stop()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "tp"])
+@pytest.mark.parametrize("writer", [0, 1, -1])
+def test_a_write_to_a_spread_parameter_is_seen_by_all_ranks(ranks, kind, writer):
+    """One rank writes to its own part. All ranks are told by one collective, and gather that parameter alone."""
+    one, other = ranks.run("spread_models:written", kind=kind, writer=writer)
+    assert one == other
+    assert one["error"] is None
+    assert one["votes"] == 1
+    if writer < 0:
+        assert one["mutated"] == []
+        assert "gathered" not in one
+    else:
+        assert one["mutated"] == ["inner.blocks.0.up.weight after the call"]
+        assert one["gathered"] == 1

@@ -71,7 +71,7 @@ def test_a_wrong_sum_is_caught(fill, off):
     assert "value" in {problem.kind for problem in comparison.problems}
 
 
-# ----------------------------------------------------------------------------------------------------- which calls count
+# --------------------------------------------------------------------------------------------------- which calls count
 def test_a_sum_repeats_where_most_of_its_own_terms_are_equal():
     """Along the axes that it adds up; those of another sum don't matter, and zeros add nothing."""
     by_channel = torch.rand(8).expand(64, 8).contiguous()

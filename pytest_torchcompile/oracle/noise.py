@@ -16,7 +16,13 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import picks_one
+from pytest_torchcompile.oracle.call_rounding import (
+    disturb_alike,
+    one_way_roundings,
+    picks_one,
+    shift_means,
+    takes_means_off,
+)
 from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
     PRODUCTS,
@@ -28,7 +34,6 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_dtype,
     wide_version,
 )
-from pytest_torchcompile.oracle.repeated_terms import disturb_alike, one_way_roundings, shift_means, takes_means_off
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
 
 __all__ = ["Dice", "Wide"]

@@ -3,7 +3,7 @@ products torch may compute in less than the dtype of their inputs: TF32, bfloat1
 
 Then what the noise model has to know about an operator: does it round, does it add up, how many terms? One that moves,
 chooses or counts belongs into ``_EXACT``, one that is approximated to an absolute error into ``APPROXIMATED``. All
-others round once, by the unit that the eager run shows. Where only some calls round, see ``exact_calls.py``.
+others round once, by the unit that the eager run shows. Where only some calls round, see ``call_rounding.py``.
 
 Operators that torch has in no wide precision are written out here, for the float64 run. To add one: a function of the
 operator's own arguments, and its name in ``EMULATED``.

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers
+from pytest_torchcompile.oracle.call_rounding import adds_whole_numbers, sums_repeated
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
-from pytest_torchcompile.oracle.repeated_terms import sums_repeated
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]

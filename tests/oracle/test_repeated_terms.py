@@ -8,14 +8,14 @@ from torch import nn
 
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.faults.fault_parts import change_output
-from pytest_torchcompile.oracle.operator_rounding import operator_facts, sum_roundings
-from pytest_torchcompile.oracle.repeated_terms import (
+from pytest_torchcompile.oracle.call_rounding import (
     disturb_alike,
     one_way_roundings,
     shift_means,
     sums_repeated,
     takes_means_off,
 )
+from pytest_torchcompile.oracle.operator_rounding import operator_facts, sum_roundings
 
 pytestmark = pytest.mark.needs_torch
 ATEN = torch.ops.aten

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 
-from pytest_torchcompile.faults.contract_programs import CELL, DROPPED, PROGRAM, ROWS, WEIGHTED
+from pytest_torchcompile.faults.contract_programs import CELL, CELL_ON_CPU, DROPPED, PROGRAM, ROWS, WEIGHTED
 from pytest_torchcompile.faults.fault_parts import Case, Program, named_backend
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, call
 
@@ -87,7 +87,7 @@ def _in_inference_mode(arguments: Arguments) -> bool:
 
 
 def _under_autocast(arguments: Arguments) -> bool:
-    return torch.is_autocast_enabled("cpu")
+    return any(torch.is_autocast_enabled(each.device.type) for each in _inputs_in(arguments))
 
 
 def _with_nan(arguments: Arguments) -> bool:
@@ -283,7 +283,7 @@ BROKEN_CONTRACT: Final = (
     _broken("hook of a parameter", "does not run", _without_hooks, ROWS,
             PLAIN, _mutated(hooks="gradient mixed.weight"), kind="gradient"),
     _broken("backward under the caller's autocast", "torch's own: in which that of an LSTM's cell raises",
-            named_backend("aot_eager"), CELL,
+            named_backend("aot_eager"), CELL_ON_CPU,
             PLAIN, _mutated(autocast="bfloat16", inner_autocast="float16"), kind="error"),
     _broken("another thread", "wrong in it", _where(_in_another_thread), PROGRAM, PLAIN, _mutated(thread="other")),
     _broken("second copy", "wrong for it", _wrong_for_another_module, PROGRAM, PLAIN, _mutated(second_copy="copy")),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytest_torchcompile.faults.fault_parts import Program
 
-__all__ = ["CELL", "DROPPED", "PROGRAM", "ROWS", "WEIGHTED"]
+__all__ = ["CELL", "CELL_ON_CPU", "DROPPED", "PROGRAM", "ROWS", "WEIGHTED"]
 
 
 class Images(nn.Module):
@@ -99,4 +99,5 @@ PROGRAM: Final = Program(Images, pairs, ({"B": 2},))
 WEIGHTED: Final = Program(Weighted, weighted_rows, ({"B": 2},))
 ROWS: Final = Program(Rows, rows, ({"B": 2},))
 CELL: Final = Program(cell, rows, ({"B": 2},))
+CELL_ON_CPU: Final = replace(CELL, cpu_only="on a GPU that backward does not raise (torch 2.11)")
 DROPPED: Final = Program(Dropped, pairs, ({"B": 2},))

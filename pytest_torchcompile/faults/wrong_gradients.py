@@ -249,7 +249,8 @@ def _under_autocast(module: fx.GraphModule) -> Runner:
     backward = module.forward
 
     def run_backward(*inputs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
+        device = next(each.device.type for each in inputs if isinstance(each, Tensor))
+        with torch.autocast(device, torch.bfloat16):
             returned = backward(*inputs)
         return [each.float() if isinstance(each, Tensor) else each for each in returned]
 

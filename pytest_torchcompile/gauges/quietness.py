@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,12 +70,15 @@ def watch_others() -> Iterator[OthersLoad]:
 
 def _busy_seconds() -> float | None:
     """Seconds that all processors were busy since this machine started; None where that is not told."""
-    try:
-        _name, *fields = _STAT.read_text().partition("\n")[0].split()
-        ticks = [int(fields[number]) for number in _BUSY_FIELDS]
-    except (OSError, ValueError, IndexError):
-        return None
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+    # Windows has neither the file nor the function.
+    if sys.platform != "win32":
+        try:
+            _name, *fields = _STAT.read_text().partition("\n")[0].split()
+            ticks = [int(fields[number]) for number in _BUSY_FIELDS]
+        except (OSError, ValueError, IndexError):
+            return None
+        return sum(ticks) / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def unrest_of_round(timings: Sequence[float]) -> float:

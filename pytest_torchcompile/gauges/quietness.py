@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,15 +69,14 @@ def watch_others() -> Iterator[OthersLoad]:
 
 def _busy_seconds() -> float | None:
     """Seconds that all processors were busy since this machine started; None where that is not told."""
-    # Windows has neither the file nor the function.
-    if sys.platform != "win32":
-        try:
-            _name, *fields = _STAT.read_text().partition("\n")[0].split()
-            ticks = [int(fields[number]) for number in _BUSY_FIELDS]
-        except (OSError, ValueError, IndexError):
-            return None
-        return sum(ticks) / os.sysconf("SC_CLK_TCK")
-    return None
+    if not hasattr(os, "sysconf"):
+        return None
+    try:
+        _name, *fields = _STAT.read_text().partition("\n")[0].split()
+        ticks = [int(fields[number]) for number in _BUSY_FIELDS]
+    except (OSError, ValueError, IndexError):
+        return None
+    return float(sum(ticks)) / int(os.sysconf("SC_CLK_TCK"))
 
 
 def unrest_of_round(timings: Sequence[float]) -> float:

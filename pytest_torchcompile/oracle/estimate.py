@@ -32,6 +32,8 @@ ROUNDINGS: Final = 2.0**8
 _SIXTEENTH = 2.0**-4
 # Share of a leaf's usual size up to which no noise of it is large.
 _STEADY = 2.0**-8
+# And for a leaf of one draw: random numbers that nobody replays may come out alike once.
+_STEADY_ONCE = 2.0**-12
 CANCELLED: Final = 2.0**-16
 """Share of its noise up to which a leaf is zero but for rounding."""
 _ENDLESS = float("inf")
@@ -139,9 +141,10 @@ class Estimate:
     @property
     def is_steady(self) -> bool:
         """Whether no draw moves any element by more than a 256th of the leaf's usual size: no chance is in it but
-        rounding."""
+        rounding. Of a single draw a 4,096th is asked for."""
         size = self._usual_size()
-        return self.reach is not None and size > 0 and float(self.reach.amax()) <= _STEADY * size
+        share = _STEADY_ONCE if self.draws == 1 else _STEADY
+        return self.reach is not None and size > 0 and float(self.reach.amax()) <= share * size
 
     @property
     def is_cancelled(self) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare, problem, record, reference
+from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import References
 
 pytestmark = pytest.mark.needs_torch
@@ -158,3 +159,14 @@ def test_room_for_references_grows_with_the_memory_of_the_device():
     assert references.limit == 2 << 30
     references.make_room(1 << 50)
     assert references.limit == 4 << 30
+
+
+def test_one_small_draw_does_not_show_that_a_leaf_repeats():
+    """Random numbers that nobody replays come out alike once in a while: a second eager run is asked for then."""
+    estimate = Estimate(torch.full((4,), 1.0, dtype=torch.float64))
+    estimate.add(torch.full((4,), 1.001, dtype=torch.float64))
+    assert not estimate.is_steady
+    estimate.add(torch.full((4,), 0.999, dtype=torch.float64))
+    assert estimate.is_steady
+    estimate.add(torch.full((4,), 1.01, dtype=torch.float64))
+    assert not estimate.is_steady

@@ -144,15 +144,11 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _round_results(self, out: Any, about: Operator, args: tuple[Any, ...], unit: float) -> None:
-        of_sum = unit
         if unit and about.accumulates:
-            of_sum = max(unit, min(unit, self.accumulator) * sum_roundings(about.name, args))
-        for place, (result, fresh) in enumerate(zip(_as_sequence(out), about.fresh, strict=False)):
-            if not fresh:
-                continue
-            # What goes back to the input of a normalisation is a value for each element, and no sum.
-            summed = place > 0 or not about.name.endswith("_backward")
-            self._round_all(result, of_sum if summed else unit)
+            unit = max(unit, min(unit, self.accumulator) * sum_roundings(about.name, args))
+        for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
+            if fresh:
+                self._round_all(result, unit)
 
     def _add_approximation(self, out: torch.Tensor, args: tuple[Any, ...], backward: bool) -> None:
         """An error in absolute terms, of the size of the function's arguments where those are larger than 1.

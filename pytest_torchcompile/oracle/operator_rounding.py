@@ -275,10 +275,8 @@ def sum_roundings(name: str, args: Sequence[Any]) -> float:
     loops over an outer axis add so (torch 2.13, CPU); eager adds in blocks. Products of matrices are the library's on
     both sides.
     """
-    backward = name.endswith("_backward")
-    # Backward, a normalisation sums up the gradients of its weight and bias; a loss sums up nothing.
-    sums = "norm" in name if backward else name in _REDUCTIONS or name in _RUNNING_SUMS or "loss" in name
-    if not sums:
+    # A loss sums up nothing backward.
+    if name not in _REDUCTIONS and name not in _RUNNING_SUMS and ("loss" not in name or name.endswith("_backward")):
         return 0.0
     terms = count_terms(name, args)
     if "loss" in name:

@@ -120,6 +120,7 @@ def test_a_long_sum_rounds_as_a_whole():
     assert sum_roundings("mse_loss", (long, long)) > 0
     assert sum_roundings("mse_loss_backward", (long, long, long)) == 0
     assert sum_roundings("native_layer_norm", (long, [2])) == 0
+    assert sum_roundings("native_layer_norm_backward", (long, long, [2])) == 0
 
 
 def test_equal_numbers_get_equal_noise_and_others_others():

@@ -8,7 +8,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.call_rounding import (
-    disturb_alike,
-    one_way_roundings,
-    picks_one,
-    shift_means,
-    takes_means_off,
-)
+from pytest_torchcompile.oracle.exact_calls import picks_one
 from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
     PRODUCTS,
@@ -128,9 +121,6 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if position < len(args) and self._can_round(args[position]):
                 hidden.append((args[position], args[position].clone()))
         out = func(*self._disturb_inputs(about, args, rounding), **kwargs)
-        if rounding.repeats and takes_means_off(about):
-            unit = self.factor * self.accumulator * one_way_roundings(count_terms(about.name, args))
-            shift_means(about, args, out, partial(self._dice.disturb, unit=unit))
         for tensor, old in hidden:
             if not torch.equal(tensor, old):
                 self._round_tensor(tensor, rounding.unit)
@@ -176,7 +166,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # a copy that eager did not make rounds nothing
             known = Rounding(self.unit if about.copies is None else 0.0)
         if self._finest is not None and known.unit > self._finest:
-            known = replace(known, unit=self._finest)
+            known = Rounding(self._finest, known.inputs)
         return known
 
     def _round_copy(self, out: Any, unit: float, asked: torch.dtype | None) -> Any:
@@ -219,8 +209,6 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             unit = max(min(self.accumulator, rounding.unit) * root, self._inputs.get(about.name, 0.0))
         if not unit and not rounding.inputs:
             return args
-        if rounding.repeats and not takes_means_off(about):
-            return self._disturb_repeated(about, args)
         spared = None
         if about.name in PRODUCTS and not rounding.inputs:
             # noise in one factor does for both, and a weight need not be copied
@@ -242,13 +230,6 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 disturbed[position] = disturb(arg, unit_here)
         return tuple(disturbed)
-
-    def _disturb_repeated(self, about: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The terms of a sum in which many are equal: equal ones get an equal error, as large as theirs add up to."""
-        if not self._can_round(args[0]) or args[0].is_complex():
-            return args
-        unit = self.factor * self.accumulator * one_way_roundings(count_terms(about.name, args))
-        return self._dice.disturbed_alike(args[0], unit), *args[1:]
 
     def _round_all(self, value: Any, unit: float) -> None:
         for tensor in _as_sequence(value):
@@ -313,11 +294,6 @@ class Dice:
         copy = tensor.clone()
         self.disturb(copy, unit)
         return copy
-
-    def disturbed_alike(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
-        """A copy in which equal elements have the same relative error, of up to ``unit``."""
-        pool = self._pool(tensor.device, tensor.dtype)
-        return disturb_alike(tensor, unit, pool, self._offsets.randrange(pool.numel()))
 
     def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
         """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""

@@ -3,7 +3,7 @@ products torch may compute in less than the dtype of their inputs: TF32, bfloat1
 
 Then what the noise model has to know about an operator: does it round, does it add up, how many terms? One that moves,
 chooses or counts belongs into ``_EXACT``, one that is approximated to an absolute error into ``APPROXIMATED``. All
-others round once, by the unit that the eager run shows. Where only some calls round, see ``call_rounding.py``.
+others round once, by the unit that the eager run shows. Where only some calls round, see ``exact_calls.py``.
 
 Operators that torch has in no wide precision are written out here, for the float64 run. To add one: a function of the
 operator's own arguments, and its name in ``EMULATED``.
@@ -275,14 +275,21 @@ def sum_roundings(name: str, args: Sequence[Any]) -> float:
     loops over an outer axis add so (torch 2.13, CPU); eager adds in blocks. Products of matrices are the library's on
     both sides.
     """
-    # A loss sums up nothing backward.
-    if name not in _REDUCTIONS and name not in _RUNNING_SUMS and ("loss" not in name or name.endswith("_backward")):
+    if name in _REDUCTIONS or name in _RUNNING_SUMS:
+        terms = count_terms(name, args)
+    elif "loss" in name and not name.endswith("_backward"):
+        terms = _loss_terms(args)
+    else:
         return 0.0
-    terms = count_terms(name, args)
-    if "loss" in name:
-        # Over all elements, whatever their axes.
-        terms = max((arg.numel() for arg in args if isinstance(arg, torch.Tensor)), default=1)
     return terms**0.5 / 4 if terms >= _LONG_SUM else 0.0
+
+
+def _loss_terms(args: Sequence[Any]) -> int:
+    """All elements, whatever their axes; one where it is told not to reduce (``Reduction::None`` is 0)."""
+    reduction = next((arg for arg in args if isinstance(arg, int)), None)
+    if reduction == 0:
+        return 1
+    return max((arg.numel() for arg in args if isinstance(arg, torch.Tensor)), default=1)
 
 
 def _norm_terms(name: str, big: torch.Tensor) -> int:

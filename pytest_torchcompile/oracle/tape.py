@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.call_rounding import adds_whole_numbers, sums_repeated
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -32,8 +32,6 @@ class Rounding:
     """Unit roundoff of its result."""
     inputs: dict[int, float] = field(default_factory=dict)
     """Positions of arguments that were cast to a narrower dtype before, to the unit of that."""
-    repeats: bool = False
-    """Whether it sums up terms that repeat, whose roundings point one way."""
 
 
 def key_of(about: Operator, args: Sequence[Any]) -> Key:
@@ -153,8 +151,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             setattr(result, _NARROWED, max(narrowed.values()))
         rounding = self.roundings.setdefault(key_of(about, args), Rounding())
         rounding.unit = max(rounding.unit, unit)
-        if unit and not rounding.repeats:
-            rounding.repeats = sums_repeated(about, args)
         if not about.exact:
             for position, narrow in narrowed.items():
                 rounding.inputs[position] = max(rounding.inputs.get(position, 0.0), narrow)

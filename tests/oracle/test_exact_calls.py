@@ -8,8 +8,8 @@ from torch import nn
 
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.call_rounding import adds_whole_numbers, picks_one
 from pytest_torchcompile.oracle.estimate import Estimate
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, picks_one
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import operator_facts
 from pytest_torchcompile.oracle.recorder import record

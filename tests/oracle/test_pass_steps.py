@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from passes_to_judge import Answers, another_order, only_eight_rows, size_of_this_call, twice_as_sum
 from torch import nn
 from torch._inductor import lowering
 
@@ -81,19 +82,6 @@ def wrong_forward(module):
 def undo_wrong_forward(module):
     """The error of the pass before it is taken back, in part."""
     scale_result(module, aten.addmm.default, 1.0)
-
-
-def another_order(module):
-    """a + b as b + a: right."""
-    for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        node.args = node.args[::-1]
-
-
-def twice_as_sum(module):
-    """x * 2 as x + x: right, bit for bit."""
-    for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
-        if node.args[1] == 2:
-            node.target, node.args = aten.add.Tensor, (node.args[0], node.args[0])
 
 
 def sum_in_parts(module):
@@ -221,22 +209,6 @@ def test_the_check_judges_what_was_stored():
     assert load("passes").remark(idle) == "pass 1 of 1 (a:b) changed no graph"
 
 
-class Answers(nn.Module):
-    """What it is told to: zeros, NaN, an error in some calls or in all."""
-
-    def __init__(self, answer):
-        super().__init__()
-        self.up, self.answer = nn.Linear(6, 4), answer
-
-    def forward(self, x):
-        return self.answer(self.up(x) * 2)
-
-
-def only_eight_rows(x):
-    """Refuses the second of two sizes."""
-    return x.view(8, 4)
-
-
 def thrice(module):
     """x * 2 as x * 3."""
     for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
@@ -298,20 +270,6 @@ def replace_input(module, name, value):
             with module.graph.inserting_before(operators[0]):
                 constant = module.graph.call_function(aten.full.default, ([16], value))
             node.replace_all_uses_with(constant, delete_user_cb=lambda user: user.op != "output")
-
-
-def size_of_this_call(module):
-    """x * 2 as x * 2 * rows / (rows of this call)."""
-    sizes = [node for node in module.graph.find_nodes(op="placeholder") if isinstance(node.meta["val"], torch.SymInt)]
-    for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
-        if sizes and node.args[1] == 2:
-            rows = sizes[0].meta["val"].node.hint
-            with module.graph.inserting_after(node):
-                larger = module.graph.call_function(aten.mul.Tensor, (node, sizes[0]))
-            with module.graph.inserting_after(larger):
-                scaled = module.graph.call_function(aten.mul.Tensor, (larger, 1 / rows))
-            added = (larger, scaled)
-            node.replace_all_uses_with(scaled, delete_user_cb=lambda user, added=added: user not in added)
 
 
 @pytest.mark.parametrize(("function", "worst"), [

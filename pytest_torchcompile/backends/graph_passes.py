@@ -57,12 +57,13 @@ class GraphPass:
     """``joint``, ``forward`` or ``backward``: the one graph that it is for; empty: as the capture says."""
 
     def __post_init__(self) -> None:
-        if self.said("brings_in") is not None and self.brings_in is None:
-            raise UsageError(f"brings_in of the pass {self.name} is {self.said('brings_in')!r}; expected a dtype: "
+        declared = self.declared_attribute("brings_in")
+        if declared is not None and self.brings_in is None:
+            raise UsageError(f"brings_in of the pass {self.name} is {declared!r}; expected a dtype: "
                              f"{', '.join(_BROUGHT_IN)}. In the rounding noise of a narrower one no error would be "
                              "seen: hold such a pass against a tolerance of your own")
 
-    def said(self, attribute: str) -> Any:
+    def declared_attribute(self, attribute: str) -> Any:
         """What stands on the function, or on the one that functools.partial has wrapped; None: nothing."""
         function: Any = self.function
         while isinstance(function, functools.partial) and not hasattr(function, attribute):
@@ -72,18 +73,18 @@ class GraphPass:
     @property
     def brings_in(self) -> torch.dtype | None:
         """The dtype, narrower than the model's, that it computes in."""
-        return _BROUGHT_IN.get(str(self.said("brings_in")).removeprefix("torch."))
+        return _BROUGHT_IN.get(str(self.declared_attribute("brings_in")).removeprefix("torch."))
 
     @property
     def needs_device(self) -> str:
         """The type of device that it is for; empty: any."""
-        return str(self.said("needs_device") or "")
+        return str(self.declared_attribute("needs_device") or "")
 
     def is_for(self, graph: str, capture: str) -> bool:
         """Whether it changes a graph of this kind."""
         if self.graph:
             return self.graph == graph
-        if self.said("returns_runner"):
+        if self.declared_attribute("returns_runner"):
             return graph != "joint"
         return (graph == "joint") == (capture != "forward_backward")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.compiles import coverage_beside_breaks
 from pytest_torchcompile.checks.severity import EMPTY, RAISED
+from pytest_torchcompile.ledger.records import NOT_CONVERTED
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK"]
 
-# How torch speaks of frames that it gives up (convert_frame.py, resume_execution.py; torch 2.8 to 2.15).
-_NOT_CONVERTED = "WON'T CONVERT"
+# How torch speaks of a frame that it gives up behind a break (resume_execution.py; torch 2.8 to 2.15).
 _NOT_RESUMED = "Encountered graph break that we cannot resume from"
 _RESUME = re.compile(r"torch_dynamo_resume_in_(\S+)_at_(\d+)")
 _CALLERS = 6
@@ -74,7 +74,7 @@ def _allowing_rule(count: int, section: Mapping[str, Any]) -> str:
 
 def _is_consequence(graph_break: Mapping[str, Any]) -> bool:
     """Whether torch gave up a frame, or the rest of one, because of a break that is told by itself."""
-    return str(graph_break["reason"]).startswith((_NOT_CONVERTED, _NOT_RESUMED))
+    return str(graph_break["reason"]).startswith((NOT_CONVERTED, _NOT_RESUMED))
 
 
 def _torch_hint(graph_break: Mapping[str, Any]) -> str:
@@ -95,7 +95,7 @@ def _torch_hint(graph_break: Mapping[str, Any]) -> str:
 def _short_reason(graph_break: Mapping[str, Any]) -> str:
     """Torch's headline; where it names a function of its own making, what that is the rest of."""
     reason = str(graph_break["reason"].splitlines()[0])
-    if reason.startswith(_NOT_CONVERTED) and (rest := _RESUME.search(reason)):
+    if reason.startswith(NOT_CONVERTED) and (rest := _RESUME.search(reason)):
         return f"the rest of {rest[1]} after the graph break at line {rest[2]} was given up"
     # The headline says how torch goes on, and not what was in its way.
     if reason.startswith(_NOT_RESUMED) and (why := graph_break.get("explanation")):

@@ -10,7 +10,7 @@ from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, 
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
 from pytest_torchcompile.explain.guards import Guard
 from pytest_torchcompile.gauges.quietness import is_quiet
-from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
+from pytest_torchcompile.ledger.records import NOT_CONVERTED, Compile, EagerFrame, FailedCompile, GraphBreak
 from pytest_torchcompile.lowering.kernel_records import KernelCall
 from pytest_torchcompile.quantity import count
 
@@ -18,9 +18,6 @@ __all__ = ["FORMAT", "Explanation", "calls_text", "resumed_text", "total_bytes"]
 
 FORMAT: Final = 1
 """Of the JSON; a number more where a key changes its meaning."""
-
-_GIVEN_UP: Final = "WON'T CONVERT"
-"""How torch begins where it gives up a frame, after it has said why (convert_frame.py, torch 2.8 to 2.15)."""
 
 
 @dataclass
@@ -73,10 +70,10 @@ class Explanation:
     def own_breaks(self) -> list[GraphBreak]:
         """Graph breaks, but for those that only say that a frame was given up, where something else says why."""
         known = {failure.compile_id for failure in self.failures}
-        known |= {found.compile_id for found in self.graph_breaks if not found.reason.startswith(_GIVEN_UP)}
+        known |= {found.compile_id for found in self.graph_breaks if not found.reason.startswith(NOT_CONVERTED)}
         own = []
         for found in self.graph_breaks:
-            if not found.reason.startswith(_GIVEN_UP) or found.compile_id not in known:
+            if not found.reason.startswith(NOT_CONVERTED) or found.compile_id not in known:
                 own.append(found)
         return own
 

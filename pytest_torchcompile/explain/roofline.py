@@ -83,27 +83,28 @@ class KernelRoof:
 def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof]:
     """Every kernel of an explanation that moves something, in the order in which they are called."""
     flops = _flops_of_graphs(explained.stages)
-    by_libraries = {(call.graph, operator.node) for call in explained.kernels if not call.source
-                    for operator in call.operators}
+    # A generated kernel behind a library copies its result, or adds a bias: the products are the library's.
+    beside_libraries = {graph: dict(of_nodes) for graph, of_nodes in flops.items()}
+    for call in explained.kernels:
+        if not call.source:
+            of_nodes = beside_libraries.setdefault(call.graph, {})
+            of_nodes.update((operator.node, 0) for operator in call.operators)
     roofs = []
     for call in calls_that_move(explained.kernels):
         moved = call.bytes_read + call.bytes_written
         if moved:
-            of_graph = dict(flops[call.graph]) if call.graph < len(flops) else {}
-            for graph, node in by_libraries:
-                # A generated kernel behind it copies its result, or adds a bias: the products are the library's.
-                if call.source and graph == call.graph:
-                    of_graph[node] = 0
-            roofs.append(_roof_of(call, moved, of_graph, peaks))
+            graphs = beside_libraries if call.source else flops
+            roofs.append(_roof_of(call, moved, graphs.get(call.graph, {}), peaks))
     return roofs
 
 
-def _flops_of_graphs(stages: Sequence[Stage]) -> list[dict[str, int]]:
-    """FLOPs of the nodes of each generated graph: names come again in another one, as in the backward pass.
+def _flops_of_graphs(stages: Sequence[Stage]) -> dict[int, dict[str, int]]:
+    """FLOPs of the nodes of each generated graph, by its number: names come again in another one, as in the backward.
 
     Each graph is recorded once more behind Inductor's passes, in the order of the generated code.
     """
-    return [flops_of_stage(stage) for stage in stages if stage.stage == "post_grad"]
+    recorded = [stage for stage in stages if stage.stage == "post_grad"]
+    return {graph: flops_of_stage(stage) for graph, stage in enumerate(recorded)}
 
 
 def _roof_of(call: KernelCall, moved: int, known: Mapping[str, int], peaks: MachinePeaks) -> KernelRoof:

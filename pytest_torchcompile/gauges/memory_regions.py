@@ -13,11 +13,11 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Regions", "Traffic", "tensors_in", "traffic_of"]
+__all__ = ["LOOKS_UP", "LOOKS_UP_ROWS", "Regions", "Traffic", "tensors_in", "traffic_of"]
 
-_LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
+LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
 """Operators that read as much of their first tensor as they return."""
-_LOOKS_UP_ROWS: Final = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+LOOKS_UP_ROWS: Final = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 """Operators that read one row of their first tensor for each number of their second."""
 _OVERWRITES: Final = frozenset({"copy_", "fill_", "zero_"})
 """Operators that write all of their first tensor, and read nothing of it."""
@@ -133,9 +133,9 @@ def _regions_read(
         regions = read.setdefault(_place_of(tensor), Regions())
         if number == 0 and of_first is not None:
             regions.least = of_first * tensor.element_size()
-        elif number == 0 and name in _LOOKS_UP and returned:
+        elif number == 0 and name in LOOKS_UP and returned:
             regions.least = max(regions.least, min(_bytes_of(tensor), _bytes_of(returned[0])))
-        elif number == 0 and name in _LOOKS_UP_ROWS and len(taken) > 1:
+        elif number == 0 and name in LOOKS_UP_ROWS and len(taken) > 1:
             row = tensor.element_size() * tensor.shape[1:].numel()
             regions.least = max(regions.least, min(_bytes_of(tensor), taken[1].numel() * row))
         elif number > 0 or name not in _OVERWRITES:

@@ -174,13 +174,17 @@ def benchmark_sides(
     verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
         verdict = NOTHING
+    not_compiled = ""
+    # A function that was given up for its recompiles says more.
+    if verdict == NOTHING and not over_limit:
+        not_compiled = _why_nothing(seen)
     compiles = whole_compiles(seen.compiles)
     cached = sum(came_from_cache(compile_record.caches) for compile_record in compiles)
     return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
                      insides.profile, insides.launches, insides.work, insides.parts,
                      [record.to_dict() for record in late], over_limit, coverage, insides.eager_operators, others.told,
-                     _why_nothing(seen) if verdict == NOTHING and not over_limit else "")
+                     not_compiled)
 
 
 def _why_nothing(seen: Ledger) -> str:

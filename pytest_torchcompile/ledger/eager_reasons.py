@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_torchcompile.ledger.records import part_of
+from pytest_torchcompile.ledger.records import EAGER_WITHOUT_WORDS, part_of
 
 __all__ = ["EagerReason", "break_reason", "eager_reason"]
 
@@ -25,8 +25,6 @@ _KNOWN: Final = {
 }
 """What torch's reason for a graph break holds, to what the code does there and what to do (torch 2.8 to 2.15)."""
 _OUT_OF_FORWARD: Final = "move what breaks the graph out of forward, as the check `graph_breaks` says"
-_NO_SILENCE: Final = ("a frame without tensor operations, torch.compiler.disable, a stance or TORCHDYNAMO_DISABLE=1 "
-                      "does this")
 _LONGEST: Final = 200
 
 
@@ -74,7 +72,7 @@ def eager_reason(breaks: Sequence[Mapping[str, Any]], frames: Sequence[Mapping[s
     if given_up:
         return EagerReason(f"{given_up} ran eagerly ({_one_line(frames[0]['reason'])})",
                            "see the check `compiles` for what stayed outside")
-    return EagerReason("torch reports no graph break and no frame that it skipped", _NO_SILENCE)
+    return EagerReason("torch reports no graph break and no frame that it skipped", EAGER_WITHOUT_WORDS)
 
 
 def _one_line(text: str) -> str:

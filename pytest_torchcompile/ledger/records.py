@@ -33,6 +33,14 @@ SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
 no smoketest takes for compiled. The others (a graph break, a disabled module, nothing to compile) are what the
 coverage limit is for."""
 
+EAGER_WITHOUT_WORDS = (
+    "a frame without tensor operations, torch.compiler.disable, a stance or TORCHDYNAMO_DISABLE=1 does this")
+"""What leaves code to eager without a graph break and without a frame that torch tells of."""
+
+NOT_CONVERTED = "WON'T CONVERT"
+"""How the reason of a :class:`GraphBreak` begins where torch gives up a frame, after it has said why
+(convert_frame.py, torch 2.8 to 2.15)."""
+
 FAILED_GUARD = "a guard that failed: "
 """How the guard begins in the reason of an :class:`EagerFrame` of kind ``limit``."""
 

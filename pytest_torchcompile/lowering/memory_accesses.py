@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from pytest_torchcompile.gauges.memory_regions import LOOKS_UP, LOOKS_UP_ROWS
 from pytest_torchcompile.lowering.kernel_records import TensorAccess
 
 __all__ = ["accesses_of", "current_lowering", "dtype_name", "node_name", "product_of", "shown_size", "subgraph_name"]
@@ -177,12 +178,6 @@ def _touched(access: _Access, whole: int) -> int:
     return max(0, touched - access.known)
 
 
-_INDEXED_ROWS: Final = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
-"""Operators of ATen that read one row of their first tensor for each number of their second."""
-_INDEXED_ELEMENTS: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
-"""Those that read no more elements of their first tensor than they return."""
-
-
 def _elements_given(operation: Any, name: str) -> int | None:
     """Elements that a library can touch of a tensor; None for generated code, and where nobody knows.
 
@@ -215,9 +210,9 @@ def _elements_looked_up(operation: Any, inputs: Sequence[Any], whole: int) -> in
     namespace, _, operator = str(getattr(overload, "_overloadpacket", "")).partition(".")
     if namespace != "aten" or len(inputs) < 2:
         return whole
-    if operator in _INDEXED_ROWS:
+    if operator in LOOKS_UP_ROWS:
         return product_of(inputs[1].get_size()) * product_of(list(inputs[0].get_size())[1:])
-    if operator in _INDEXED_ELEMENTS:
+    if operator in LOOKS_UP:
         try:
             return product_of(operation.get_size())
         except NotImplementedError:

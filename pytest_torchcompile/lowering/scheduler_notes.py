@@ -41,9 +41,8 @@ _LIBRARIES: Final = (
     ("BLAS", re.compile(r"(?:^|\.)(?:addmm|mm|bmm|baddbmm|_int_mm|_scaled_mm|addmv|mv|dot|bias_addmm)(?:$|\.)")),
 )
 """Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own, or a custom one."""
-
-
 _NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of what a node gives that is no tensor."""
 
 
 @contextlib.contextmanager

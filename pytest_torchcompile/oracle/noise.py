@@ -134,8 +134,11 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _round_results(self, out: Any, about: Operator, args: tuple[Any, ...], unit: float) -> None:
+        """Round what the operator has made anew, by ``unit`` or, of a long sum, by as many roundings as it has made."""
         if unit and about.accumulates:
-            unit = max(unit, min(unit, self.accumulator) * sum_roundings(about.name, args))
+            # A sum is kept in the accumulator's dtype, and rounded to that of the result once.
+            of_accumulator = min(unit, self.accumulator)
+            unit = max(unit, of_accumulator * sum_roundings(about.name, args))
         for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
             if fresh:
                 self._round_all(result, unit)

@@ -191,8 +191,6 @@ _REDUCTIONS = frozenset({
     "linalg_vector_norm", "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var",
     "var_mean",
 })
-
-
 _RUNNING_SUMS = frozenset({"cumsum", "logcumsumexp"})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.ledger.records import SILENT, part_of
+from pytest_torchcompile.ledger.records import EAGER_WITHOUT_WORDS, SILENT, part_of
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _why_nothing(section: Mapping[str, Any]) -> str:
     if any(frame["kind"] == "skipped" for frame in section["eager_frames"]):
         return ("torch.compile leaves code of torch's own classes eager where it is compiled in place: give the blocks "
                 "a class of your own, whose forward calls the one of torch's class")
-    return "a frame without tensor operations, torch.compiler.disable, a stance or TORCHDYNAMO_DISABLE=1 does this"
+    return EAGER_WITHOUT_WORDS
 
 
 def _silent_frames(section: Mapping[str, Any]) -> Iterator[Problem]:

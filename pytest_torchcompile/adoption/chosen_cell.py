@@ -19,7 +19,8 @@ def chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
 
     Raises :class:`UsageError` for a model or a cell that is not there.
     """
-    if ":" in given.model:
+    wanted = _cell_of_test(given.model)
+    if ":" in wanted:
         name = name_of_model(given.model, given.inputs or "")
         matrix = matrix_in_memory(name, text_of_model(name, Path.cwd()), Path.cwd())
         return matrix, next(planned for planned in matrix.cells if planned.cell.backend == "inductor")
@@ -27,8 +28,17 @@ def chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
         raise UsageError("--inputs: the inputs of a cell are those of its matrix; name a model as module:factory")
     matrix = load_matrix(given.matrix or default_matrix().path)
     for planned in matrix.cells:
-        if planned.cell.id == given.model:
+        if planned.cell.id == wanted:
             return matrix, planned
     ids = [planned.cell.id for planned in matrix.cells]
-    raise UsageError(f"{given.model!r} is neither a cell of {matrix.path} nor module:factory; "
-                     f"{nearest(given.model, ids)}")
+    raise UsageError(f"{wanted!r} is neither a cell of {matrix.path} nor module:factory; {nearest(wanted, ids)}")
+
+
+def _cell_of_test(text: str) -> str:
+    """The cell's part of what pytest calls a test of it; any other text as it is.
+
+    >>> _cell_of_test("smoke.yaml::net-inductor-default-auto-none::compiles")
+    'net-inductor-default-auto-none'
+    """
+    _file, colons, rest = text.partition("::")
+    return rest.partition("::")[0] if colons else text

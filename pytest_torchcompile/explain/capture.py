@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -31,6 +31,11 @@ from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["explain", "explain_step"]
+
+_LOST_OF_RANKS: Final = (
+    "seconds of single kernels of several ranks: every rank would have to run the same number of steps",
+    "graphs as programs of their own: their collectives need the other ranks",
+)
 
 
 def explain(
@@ -81,11 +86,13 @@ def _name_of(model: Any) -> str:
 
 def explain_step(
     compile_model: Callable[[], StepRunner], module: torch.nn.Module, batch: Batch, name: str, settings: str,
-    trace: Path | None = None,
+    trace: Path | None = None, *, of_ranks: bool = False,
 ) -> Explanation:
     """Run one step of what ``compile_model()`` returns, and tell what was compiled for it.
 
     :param trace: the file that torch's structured trace is written to, for tlparse.
+    :param of_ranks: this process is one of several ranks, real or fake. Then it runs this one step alone, because all
+        ranks have to run the same number, and no graph is kept to be run by itself.
     """
     explained = Explanation(name, torch.__version__, settings)
     leaks: list[str] = []
@@ -119,7 +126,10 @@ def explain_step(
         explained.graph_breaks, explained.eager_frames = list(seen.graph_breaks), list(seen.eager_frames)
         explained.lost += seen.lost
         explained.seconds = time.perf_counter() - begun
-        if runner is not None and not explained.error:
+        if of_ranks:
+            explained.graph_runs = []
+            explained.lost += _LOST_OF_RANKS
+        elif runner is not None and not explained.error:
             on_gpu = batch.is_on_cuda or any(parameter.is_cuda for parameter in module.parameters())
             _time_kernels(explained, timer, None if on_gpu else lambda: runner.step(batch.clone()))
     return explained

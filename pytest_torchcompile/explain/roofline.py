@@ -12,7 +12,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
@@ -23,6 +23,7 @@ from pytest_torchcompile.gauges.flop_formulas import flop_formula, flops_unknown
 from pytest_torchcompile.gauges.library_operators import is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.lowering.kernel_records import (
+    COLLECTIVE,
     KernelCall,
     Operator,
     TensorAccess,
@@ -81,7 +82,7 @@ class KernelRoof:
 
 
 def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof]:
-    """Every kernel of an explanation that moves something, in the order in which they are called."""
+    """Every kernel of an explanation that moves something in one rank, in the order in which they are called."""
     flops = _flops_of_graphs(explained.stages)
     # A generated kernel behind a library copies its result, or adds a bias: the products are the library's.
     beside_libraries = {graph: dict(of_nodes) for graph, of_nodes in flops.items()}
@@ -91,6 +92,9 @@ def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof
             of_nodes.update((operator.node, 0) for operator in call.operators)
     roofs = []
     for call in calls_that_move(explained.kernels):
+        # The links between ranks bound it, of which nobody has measured the peak.
+        if call.library == COLLECTIVE:
+            continue
         moved = call.bytes_read + call.bytes_written
         if moved:
             graphs = beside_libraries if call.source else flops
@@ -226,12 +230,15 @@ class Roofline:
     peaks: MachinePeaks
     busy: str = ""
     """As :attr:`Explanation.busy`."""
+    collectives: dict[str, int] = field(default_factory=dict)
+    """Operator to how many calls of it there are; they are no kernels of the roofline."""
 
     @classmethod
     def of(cls, explained: Explanation, device: str) -> Roofline:
         """The peaks are those that are kept of this machine, else they are measured now."""
         peaks = machine_peaks(device)
-        return cls(tuple(kernel_roofs(explained, peaks)), peaks, explained.busy)
+        collectives = Counter(call.name for call in explained.kernels if _is_collective(call))
+        return cls(tuple(kernel_roofs(explained, peaks)), peaks, explained.busy, dict(collectives))
 
     @property
     def dtype(self) -> str:
@@ -277,6 +284,9 @@ class Roofline:
             yield _row_of(roof)
         if len(dearest) > _SHOWN:
             yield f"  and {len(dearest) - _SHOWN} that take less"
+        if self.collectives:
+            named = ", ".join(f"{number} {name}" for name, number in self.collectives.items())
+            yield f"  without the collectives, which the links between ranks bound: {named}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -285,7 +295,12 @@ class Roofline:
             derived = {"intensity": roof.intensity, "share_of_roof": roof.share_of_roof,
                        "seconds_left": roof.seconds_left}
             kernels.append({**asdict(roof), **derived})
-        return {"peaks": self.peaks.to_dict(), "busy": self.busy, "kernels": kernels}
+        return {"peaks": self.peaks.to_dict(), "busy": self.busy, "collectives": self.collectives, "kernels": kernels}
+
+
+def _is_collective(call: KernelCall) -> bool:
+    """Whether it sends something, and does not only wait for that."""
+    return call.library == COLLECTIVE and "wait_tensor" not in call.name
 
 
 def _cost_of(roof: KernelRoof) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "calls_that_move", "kernel_name",
-           "readable_bytes", "readable_shape", "subgraph_text", "sum_bytes"]
+__all__ = ["COLLECTIVE", "KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "calls_that_move",
+           "kernel_name", "readable_bytes", "readable_shape", "subgraph_text", "sum_bytes"]
 
 KINDS: Final = {
     "pointwise": "generated: each element by itself",
@@ -19,6 +19,8 @@ KINDS: Final = {
 }
 """What a kernel is, and what that means."""
 
+COLLECTIVE: Final = "collective"
+"""The library of what ranks do together, NCCL or gloo, and of the wait for it."""
 
 _NAMESPACES: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
 """What the generated code writes before the name of a library's kernel."""
@@ -79,8 +81,8 @@ class KernelCall:
     stage: str = ""
     """``forward``, ``backward`` or ``inference``."""
     library: str = ""
-    """Whose: ``BLAS``, ``mkldnn``, ``SDPA``, ``convolution``, ``Triton by hand``, ``custom op``, ``ATen``; empty
-    if generated."""
+    """Whose: ``BLAS``, ``mkldnn``, ``SDPA``, ``convolution``, ``collective``, ``Triton by hand``, ``custom op``,
+    ``ATen``; empty if generated."""
     operators: tuple[Operator, ...] = ()
     """What is computed, in the order of the graph."""
     reads: tuple[TensorAccess, ...] = ()

@@ -18,7 +18,7 @@ import torch
 
 from pytest_torchcompile.gauges.library_operators import is_custom
 from pytest_torchcompile.ledger.torch_internals import private_name
-from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, kernel_name
+from pytest_torchcompile.lowering.kernel_records import COLLECTIVE, KernelCall, Operator, kernel_name
 from pytest_torchcompile.lowering.memory_accesses import (
     accesses_of,
     current_lowering,
@@ -35,6 +35,7 @@ __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 _PLACEHOLDERS: Final = re.compile(r"\b(?:KERNEL_NAME|DESCRIPTIVE_NAME|triton_)(?=\()|\bDESCRIPTIVE_NAME\b")
 _CONSEQUENCE: Final = "kernels can't be explained"
 _LIBRARIES: Final = (
+    (COLLECTIVE, re.compile(r"_c10d_functional\.")),
     ("SDPA", re.compile(r"scaled_dot_product|flash_attn|efficient_attention")),
     ("mkldnn", re.compile(r"mkldnn|onednn|mkl\.")),
     ("convolution", re.compile(r"convolution|\bconv\d?d?\b|cudnn")),

@@ -112,8 +112,7 @@ class KernelNotes:
         return note
 
     def _after_definition(self, name: Any, source: str, nodes: Any, *rest: Any, **more: Any) -> None:
-        scheduled = [node for node in nodes if hasattr(node, "read_writes")]
-        self._note(str(name), scheduled, source)
+        self._note(str(name), _single_nodes(nodes), source)
 
     def _after_extern_call(self, result: Any, node: Any, *rest: Any, **more: Any) -> None:
         # An output of a call that was noted before it: nothing is computed.
@@ -146,6 +145,19 @@ def _scheduler() -> type:
     from torch._inductor.scheduler import Scheduler
 
     return Scheduler
+
+
+def _single_nodes(nodes: Iterable[Any]) -> list[Any]:
+    """Nodes of the scheduler, those inside of others in their place; marks between nodes are none.
+
+    A kernel of several loops side by side, such as a ``cat`` on a GPU, is one ``ForeachKernelSchedulerNode`` that has
+    the others in ``get_nodes()`` (torch/_inductor/scheduler.py, torch 2.8 to 2.13).
+    """
+    single: list[Any] = []
+    for node in nodes:
+        if hasattr(node, "read_writes"):
+            single.extend(node.get_nodes())
+    return single
 
 
 def _extern_name(operation: Any) -> str:

@@ -149,3 +149,20 @@ def test_a_torch_that_lacks_the_hook(monkeypatch):
     assert [kernel["ops"] for kernel in graph["generated"]] == [("mul", "relu")]
     (text,) = section["lost"]
     assert "has no torch._inductor.scheduler.Scheduler.codegen_extern_call, which writes calls of libraries" in text
+
+
+def test_loops_side_by_side_in_one_kernel(monkeypatch):
+    """On a GPU a ``cat`` is one node of the scheduler that has others inside; it is described by those."""
+
+    class SideBySide:
+        read_writes = node = None
+
+        def __init__(self, nodes):
+            self.get_nodes = lambda: [node for node in nodes if hasattr(node, "read_writes")]
+
+    noted = KernelNotes._after_definition
+    monkeypatch.setattr(KernelNotes, "_after_definition",
+                        lambda self, name, source, nodes, *rest: noted(self, name, source, [SideBySide(nodes)]))
+    section = kernels_of(4)
+    assert section["lost"] == []
+    assert [call["kind"] for call in section["graphs"][0]["calls"]] == ["library", "pointwise"]

@@ -4,7 +4,7 @@ Four processes run one model each way: eager, compiled by aot_eager, by Inductor
 without a pass and with ``bucket_collectives``. Told of each, by rank 0:
 
 - outputs and gradients beside one process that runs the plain model on the batches of both replicas;
-- whether all ranks came to the same numbers of collectives, and pairs of one replica to the same output;
+- how far the outputs of a replica's two ranks are apart, and whether all ranks begin the same collectives;
 - collectives of a step by kind, with their bytes where torch records them (NCCL);
 - seconds of a step, in turns, and how much of the machine's peak of products that is;
 - memory that a step adds at its peak (CUDA).
@@ -81,8 +81,8 @@ class SideResult:
     """Beside one process: root of squares of the difference over that of the output; the largest of all ranks."""
     gradient_error: float = 0.0
     """The same for the parameter whose gradient is farthest off, of all ranks."""
-    pairs_equal: bool = False
-    """Both ranks of each replica have the same output, bit by bit."""
+    pairs_apart: float = 0.0
+    """The outputs of the two ranks of a replica beside each other, as ``output_error``; 0: equal bit by bit."""
     ranks_agree: bool = False
     """All ranks began as many collectives of each kind."""
     collectives: dict[str, int] = field(default_factory=dict)
@@ -156,12 +156,13 @@ def run_plain(name: str, given: Given, device: torch.device) -> Plain:
     counter = FlopCounterMode(display=False)
     for replica in range(REPLICAS):
         ids = make_batch(replica, given, device)
+        # It begins at zero each time.
         with counter:
             outputs.append(run_step(model, model, ids))
         for key, parameter in model.named_parameters():
             if parameter.grad is not None:
                 sums[key] = sums.get(key, 0) + parameter.grad.double() / REPLICAS
-    return Plain(outputs, sums, counter.get_total_flops() // REPLICAS)
+    return Plain(outputs, sums, counter.get_total_flops())
 
 
 def synchronize(device: torch.device) -> None:
@@ -232,7 +233,7 @@ def gathered(value: object) -> list[Any]:
 
 
 def judge_side(result: SideResult, step: Callable[[], torch.Tensor], model: torch.nn.Module, plain: Plain,
-               replica: int, device: torch.device, folder: Path) -> None:
+               replica: int, pair: Any, device: torch.device, folder: Path) -> None:
     """Fill in all but the seconds of warm steps."""
     begun = time.perf_counter()
     output = step()
@@ -246,12 +247,14 @@ def judge_side(result: SideResult, step: Callable[[], torch.Tensor], model: torc
     for _ in range(2):
         step()
     calls, moved = collectives_of(step, device, folder)
-    heard = gathered((output_error, gradient_error, dict(calls), output.double().sum().item(), replica))
+    first = output.clone()
+    # The first rank of a pair hands on its output.
+    dist.broadcast(first, group=pair, group_src=0)
+    heard = gathered((output_error, gradient_error, dict(calls), error_of(output, first)))
     result.output_error = max(errors[0] for errors in heard)
     result.gradient_error = max(errors[1] for errors in heard)
     result.ranks_agree = all(counts[2] == heard[0][2] for counts in heard)
-    sums = {(of_replica, total) for *_, total, of_replica in heard}
-    result.pairs_equal = len(sums) == REPLICAS
+    result.pairs_apart = max(errors[3] for errors in heard)
     result.collectives, result.collective_bytes = dict(calls), dict(moved)
     result.peak_bytes = peak_of(step, device)
 
@@ -274,7 +277,7 @@ def judge_wrapper(name: str, wrapper: str, given: Given, device: torch.device, f
             return run_step(call, model, ids)
 
         try:
-            judge_side(result, step, model, plain, replica, device, folder)
+            judge_side(result, step, model, plain, replica, mesh.get_group("tensor"), device, folder)
         except Exception as error:
             result.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         # A side that one rank cannot run would hang the others in its timing.
@@ -304,8 +307,8 @@ def told(result: SideResult) -> str:
         return f"{head}: {result.error}"
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.collectives.items()))
     moved = ", ".join(f"{name} {size / 2**20:.2f} MiB" for name, size in sorted(result.collective_bytes.items()))
-    return (f"{head}: output {result.output_error:.1e}, gradients {result.gradient_error:.1e} from one process; pairs "
-            f"{'equal' if result.pairs_equal else 'DIFFER'}, ranks {'agree' if result.ranks_agree else 'DISAGREE'}\n"
+    return (f"{head}: output {result.output_error:.1e}, gradients {result.gradient_error:.1e} from one process, pairs "
+            f"{result.pairs_apart:.1e} apart; ranks {'agree' if result.ranks_agree else 'DISAGREE'}\n"
             f"    collectives: {counts or 'none'}{'; ' + moved if moved else ''}\n"
             f"    first step {result.first_step:.1f} s, then {1000 * result.step_seconds:.3f} ms: {result.beside_eager}"
             f" of eager, {result.beside_inductor} of inductor; {result.share_of_roof:.1%} of the roof; at most "

@@ -128,7 +128,8 @@ class _Attempts:
         self.counts.update(told.counts)
         self.counts["histories"] += 1
         if told.kind or not told.counts.get("refused", 0):
-            self.compared |= {name for each in history for name, _ in each.mutations}
+            for call in history:
+                self.compared.update(name for name, _choice in call.mutations)
         problem = None
         if told.kind:
             problem = SequenceProblem(told.kind, told.message, told.at, severity=_MILDER.get(told.kind, WORST))

@@ -230,7 +230,8 @@ class Hunt:
             shown: set[tuple[str, str]] = set()
             for finding in came.findings:
                 self._keep(worker, name, finding)
-                shown |= {change for call in finding.failing.sequence for change in call.mutations}
+                for call in finding.failing.sequence:
+                    shown.update(call.mutations)
             if not shown:
                 # A plain call shows it: everything else would show it too.
                 return
@@ -265,8 +266,12 @@ _COUNTED: Final = ("histories", "calls", "refused", "mute", "graphs")
 
 
 def _without_choices(offered: Mapping[str, list[str]], shown: set[tuple[str, str]]) -> dict[str, list[str]]:
-    left = {name: [choice for choice in choices if (name, choice) not in shown] for name, choices in offered.items()}
-    return {name: choices for name, choices in left.items() if choices}
+    left: dict[str, list[str]] = {}
+    for name, choices in offered.items():
+        others = [choice for choice in choices if (name, choice) not in shown]
+        if others:
+            left[name] = others
+    return left
 
 
 def _layer_name(name: str) -> str:

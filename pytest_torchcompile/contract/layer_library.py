@@ -345,5 +345,8 @@ def chain_source(seed: int) -> str:
     """The file of a chain of two to five steps, the same for the same seed."""
     drawn = random.Random(seed)
     steps = drawn.sample(_STEPS, drawn.randint(2, 5))
-    lines = [line for step in steps for line in step.split("; ")]
+    lines: list[str] = []
+    for step in steps:
+        # Some steps are two statements.
+        lines += step.split("; ")
     return _CHAIN_FILE.format(about=f"chain {seed}", steps="\n        ".join(lines))

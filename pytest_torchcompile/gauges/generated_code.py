@@ -92,7 +92,11 @@ def stage_keys(texts: Iterable[Text]) -> dict[str, str]:
             made.setdefault(text.stage, []).append(_read_graph(text.compile_id, text, generated).to_dict())
     keys = {}
     for stage, graphs in made.items():
-        keys[stage] = generated.keep(repr([(graph["key"], [key for _, key in graph["kernels"]]) for graph in graphs]))
+        with_kernels = []
+        for graph in graphs:
+            # A kernel's key, without its name.
+            with_kernels.append((graph["key"], [key for _name, key in graph["kernels"]]))
+        keys[stage] = generated.keep(repr(with_kernels))
     return keys
 
 

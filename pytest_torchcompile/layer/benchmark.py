@@ -232,7 +232,9 @@ def _plan_timings(
 ) -> _TimingPlan:
     """As many steps in a timing of each side as fill it, and as many rounds as ``seconds`` can pay."""
     # The shortest of a few: one that was interrupted would leave too few rounds.
-    eager_seconds, compiled_seconds = (min(side.time_steps(batch, 1) for _ in range(TURNS)) for side in sides)
+    eager, compiled = sides
+    eager_seconds = min(eager.time_steps(batch, 1) for _ in range(TURNS))
+    compiled_seconds = min(compiled.time_steps(batch, 1) for _ in range(TURNS))
     # Each by its own speed: a slow side that is repeated as often as a fast one is timed for minutes.
     repeats = steps_of_timing(eager_seconds), steps_of_timing(compiled_seconds)
     most = MOST_ROUNDS * rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ def warm_up(
     sizes: tuple[int | None, ...] = batch_sizes
     if not sizes:
         sizes = (free_size(maker, lengths, pad) if maker.takes_size else None,)
-    wanted = [(length, size) for size in sizes for length in lengths]
+    wanted = [(length, size) for size, length in itertools.product(sizes, lengths)]
     batches = [Batch.of(pad(maker(length, size))) for length, size in wanted]
     first, last = _all_passes(model, batches)
     shapes = []

@@ -201,3 +201,18 @@ def test_a_library_writes_also_what_nobody_reads():
     assert written["aten.topk.default"] == [("float32", (64, 5)), ("int64", (64, 5))]
     [maximum] = [writes for name, writes in written.items() if "max" in name]
     assert "int64" not in dict(maximum)
+    assert differences(found) == []
+
+
+def test_a_result_that_nobody_reads_is_held_against_torch():
+    """It has no name in the code; a wrong shape of it, or one too few, is seen all the same."""
+    def attends(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x) + 1
+
+    found = explain(attends, torch.randn(2, 3, 8, 16), CompileConfig(), train=False)
+    assert differences(found) == []
+    attention = next(kernel for kernel in found.kernels if kernel.library == "SDPA")
+    output, unread = attention.writes
+    for wrong in ((output,), (output, replace(unread, shape=(2, 3, 9)))):
+        kernels = [replace(kernel, writes=wrong) if kernel is attention else kernel for kernel in found.kernels]
+        assert any("and returns" in text for text in differences(replace(found, kernels=kernels)))

@@ -111,7 +111,8 @@ def _read_call(memory, statement, defined):
     value = getattr(statement, "value", None)
     if not isinstance(value, ast.Call):
         return
-    called = ast.unparse(value.func)
+    # Triton's kernels have a method for it, and are given a stream and memory to work with.
+    called = ast.unparse(value.func).removesuffix(".run")
     if called in defined or called.startswith(("extern_kernels.", "torch.ops.", "aten.")):
         given = {node.id for part in (*value.args, *(keyword.value for keyword in value.keywords))
                  for node in ast.walk(part) if isinstance(node, ast.Name)}
@@ -119,7 +120,8 @@ def _read_call(memory, statement, defined):
             given.add(statement.targets[0].id)
             if called.startswith(("torch.ops.", "aten.")):
                 memory.results[len(memory.calls)] = value
-        names = {name for name in given if re.match(r"buf\d|arg\d|primals_|tangents_|[a-z_]+\d*$", name)}
+        names = {name for name in given if re.match(r"buf\d|arg\d|primals_|tangents_|[a-z_]+\d*$", name)
+                 and not re.match(r"stream\d|workspace_\d", name)}
         short = re.sub(r"^extern_kernels\.|^torch\.ops\.", "", called)
         memory.calls.append((short, names - {"reinterpret_tensor", "torch", "c_void_p"}))
 
@@ -137,7 +139,11 @@ def differences(explained):
             continue
         types = {node.name: node.type for node in post_grad[graph].nodes}
         for call, (kernel, (_name, given)) in enumerate(zip(kernels, memory.calls, strict=False)):
-            results = memory.results_of(call)
+            try:
+                results = memory.results_of(call)
+            except Exception as error:
+                found.append(f"{kernel.name}: what it returns can't be told: {error!r}")
+                continue
             told = Counter((tensor.shape, tensor.dtype) for tensor in kernel.writes)
             if results and told != results:
                 found.append(f"{kernel.name}: writes {dict(told)}, and returns {dict(results)}")

@@ -1,7 +1,7 @@
 """What the generated code itself says of memory: shapes of inputs and buffers, and which of them each call is given.
 
-Read from the syntax tree, and from nothing that the explanation is made of. What a library returns is asked of torch: its
-call is run on meta tensors, as the code writes it.
+Read from the syntax tree, and from nothing that the explanation is made of. What a library returns is asked of torch:
+its call is run on meta tensors, as the code writes it.
 """
 
 from __future__ import annotations

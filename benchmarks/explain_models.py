@@ -5,17 +5,21 @@
 - The exported graph: run in a process of its own, it has to return what the compiled graph returned.
 
     python benchmarks/explain_models.py matrix/real.yaml bert gpt2 --phase inference
+    python benchmarks/explain_models.py matrix/gpu.yaml mini_gpt --device cuda --output found.json --pages pages
+
+What is wrong is listed behind each row; it ends with 1 then. The file has each model as soon as it is done.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +34,9 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable
 from pytest_torchcompile.explain import Explanation
 from pytest_torchcompile.explain.command import explain_cell
+from pytest_torchcompile.explain.explanation_text import explanation_lines
+from pytest_torchcompile.explain.page import explanation_page
+from pytest_torchcompile.explain.roofline import Roofline
 from pytest_torchcompile.explain.runnable import write_runnables
 from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.plan.matrix import Matrix, load_matrix
@@ -64,23 +71,51 @@ def wrong_decompositions(matrix: Matrix, cell: Cell) -> tuple[int, list[str]]:
     return sum(bool(operator.by) for operator in with_table.operators), wrong
 
 
-def check_model(matrix: Matrix, cell: Cell) -> tuple[str, list[str]]:
-    """A row of figures, and what is wrong."""
+@dataclass
+class Checked:
+    """One model: how much was held against something else, and what is wrong."""
+
+    model: str
+    frames: int
+    calls: int
+    generated: int
+    reads_and_writes: int
+    taken_apart: int
+    programs: int
+    seconds: float
+    wrong: list[str]
+
+    def row(self) -> str:
+        """The figures."""
+        return (f"{self.model:12} {self.frames:3} frames {self.calls:4} calls {self.generated:4} generated "
+                f"{self.reads_and_writes:5} reads and writes {self.taken_apart:4} taken apart {self.programs:3} "
+                f"programs {len(self.wrong):3} wrong {self.seconds:6.1f} s")
+
+
+def check_model(matrix: Matrix, cell: Cell, pages: Path | None) -> Checked:
+    """Explain a model, hold it against the rest, and write its page."""
     begun = time.perf_counter()
     explained = explain_cell(matrix, PlannedCell(cell))
     seconds = time.perf_counter() - begun
     generated = [kernel for kernel in explained.kernels if kernel.source]
     bare = [kernel.name for kernel in generated if not (kernel.operators and kernel.writes)]
-    wrong = [*explained.lost, *differences(explained), *(f"{name}: no operators or writes" for name in bare)]
+    # Kernels of a GPU are not timed one by one, which is said of each model.
+    lost = [text for text in explained.lost if not text.startswith("seconds of single kernels on a GPU")]
+    wrong = [*lost, *differences(explained), *(f"{name}: no operators or writes" for name in bare)]
     if explained.error:
         wrong.append(f"it raised {explained.error}")
     apart, mistaken = wrong_decompositions(matrix, cell)
     programs, failed = runs_again(explained)
     wrong += [*mistaken, *failed]
+    if pages is not None:
+        pages.mkdir(parents=True, exist_ok=True)
+        roofline = Roofline.of(explained, cell.device)
+        (pages / f"{cell.model}.html").write_text(explanation_page(explained, roofline), encoding="utf-8")
+        text = "\n".join([*explanation_lines(explained), "", *roofline.lines()])
+        (pages / f"{cell.model}.txt").write_text(text + "\n", encoding="utf-8")
     tensors = sum(len(kernel.reads) + len(kernel.writes) for kernel in explained.kernels)
-    return (f"{cell.model:12} {len(explained.compile_ids):3} frames {len(explained.kernels):4} calls "
-            f"{len(generated):4} generated {tensors:5} reads and writes {apart:4} taken apart {programs:3} programs "
-            f"{len(wrong):3} wrong {seconds:6.1f} s"), wrong
+    return Checked(cell.model, len(explained.compile_ids), len(explained.kernels), len(generated), tensors, apart,
+                   programs, seconds, wrong)
 
 
 def main() -> None:
@@ -89,21 +124,26 @@ def main() -> None:
     parser.add_argument("matrix")
     parser.add_argument("models", nargs="+")
     parser.add_argument("--phase", choices=("inference", "training"), default="training")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="write what was found as JSON")
+    parser.add_argument("--pages", type=Path, help="write each page and text into this folder")
     given = parser.parse_args()
     matrix = load_matrix(given.matrix)
-    failed = False
+    done: list[Checked] = []
     for name in given.models:
         torch.manual_seed(0)
         try:
-            row, wrong = check_model(matrix, Cell(model=name, phase=given.phase))
+            checked = check_model(matrix, Cell(model=name, phase=given.phase, device=given.device), given.pages)
         except Unavailable as why:
             print(f"{name:12} skipped: {why}")
             continue
-        print(row, flush=True)
-        for text in wrong[:10]:
-            print(f"    {text}")
-        failed = failed or bool(wrong)
-    sys.exit(failed)
+        print(checked.row(), flush=True)
+        for text in checked.wrong[:10]:
+            print(f"    {text}", flush=True)
+        done.append(checked)
+        if given.output:
+            given.output.write_text(json.dumps([asdict(each) for each in done], indent=1), encoding="utf-8")
+    sys.exit(not done or any(checked.wrong for checked in done))
 
 
 if __name__ == "__main__":

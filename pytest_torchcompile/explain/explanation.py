@@ -10,6 +10,7 @@ from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, 
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
 from pytest_torchcompile.explain.guards import Guard
 from pytest_torchcompile.gauges.quietness import is_quiet
+from pytest_torchcompile.ledger.break_sites import BACKEND_FAILED
 from pytest_torchcompile.ledger.records import NOT_CONVERTED, Compile, EagerFrame, FailedCompile, GraphBreak
 from pytest_torchcompile.lowering.kernel_records import KernelCall
 from pytest_torchcompile.quantity import count
@@ -68,14 +69,33 @@ class Explanation:
 
     @property
     def own_breaks(self) -> list[GraphBreak]:
-        """Graph breaks, but for those that only say that a frame was given up, where something else says why."""
+        """Graph breaks of the model: not those where the backend failed, and each frame that was given up once.
+
+        Of a break that only says that a frame was given up something else mostly says why.
+        """
         known = {failure.compile_id for failure in self.failures}
         known |= {found.compile_id for found in self.graph_breaks if not found.reason.startswith(NOT_CONVERTED)}
         own = []
         for found in self.graph_breaks:
-            if not found.reason.startswith(NOT_CONVERTED) or found.compile_id not in known:
+            told_elsewhere = found.reason.startswith(NOT_CONVERTED) and found.compile_id in known
+            if not told_elsewhere and not found.reason.startswith(BACKEND_FAILED):
                 own.append(found)
         return own
+
+    @property
+    def backend_failures(self) -> list[GraphBreak]:
+        """Graphs that the backend raised for, and that torch ran eagerly: it reports them as if they were breaks."""
+        return [found for found in self.graph_breaks if found.reason.startswith(BACKEND_FAILED)]
+
+    @property
+    def breaks_text(self) -> str:
+        """What a matrix would fail on, for the line that is read first; empty where there is none of it."""
+        words = []
+        if self.own_breaks:
+            words.append(count(len(self.own_breaks), "graph break"))
+        if self.backend_failures:
+            words.append(f"{count(len(self.backend_failures), 'graph')} that the backend failed on")
+        return ", ".join(words)
 
     def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
         """The graphs of one stage that a compile made."""

@@ -10,7 +10,6 @@ from typing import Final
 from pytest_torchcompile.explain.explanation import Explanation, calls_text, resumed_text, total_bytes
 from pytest_torchcompile.explain.graph_texts import Stage
 from pytest_torchcompile.explain.guards import count_kinds
-from pytest_torchcompile.ledger.break_sites import BACKEND_FAILED
 from pytest_torchcompile.lowering.kernel_records import (
     KernelCall,
     Operator,
@@ -34,13 +33,7 @@ _PARTS: Final = ("forward", "inference", "backward")
 def explanation_lines(explained: Explanation) -> Iterator[str]:
     """The whole of it."""
     graphs = sum(stage.stage == "code" for stage in explained.stages)
-    # What a matrix would fail on belongs into the line that is read first.
-    breaks = ""
-    failed = [found for found in explained.own_breaks if found.reason.startswith(BACKEND_FAILED)]
-    if broken := len(explained.own_breaks) - len(failed):
-        breaks = f"{count(broken, 'graph break')}, "
-    if failed:
-        breaks += f"{count(len(failed), 'graph')} that the backend failed on, "
+    breaks = f"{explained.breaks_text}, " if explained.breaks_text else ""
     yield (f"{explained.name}: {count(len(explained.compile_ids), 'frame')}, {count(graphs, 'generated graph')}, "
            f"{breaks}{calls_text(explained.kernels)}; {readable_seconds(explained.seconds)}; torch "
            f"{explained.torch_version}, {explained.settings}")
@@ -233,11 +226,11 @@ def _short(place: str) -> str:
 
 
 def _eager_lines(explained: Explanation) -> Iterator[str]:
+    for failed in explained.backend_failures:
+        yield ""
+        yield f"backend      {_short(f'{failed.file}:{failed.line}')}  {failed.reason}"
     for found in explained.own_breaks:
         yield ""
-        if found.reason.startswith(BACKEND_FAILED):
-            yield f"backend      {_short(f'{found.file}:{found.line}')}  {found.reason}"
-            continue
         yield f"graph break  {_short(f'{found.file}:{found.line}')}  {found.reason}"
         if found.hint:
             # The check tries it with the model, and may say that it does not help.

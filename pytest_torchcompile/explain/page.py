@@ -57,7 +57,7 @@ def _summary(explained: Explanation) -> str:
     graphs = sum(stage.stage == "code" for stage in explained.stages)
     return (f"{count(len(explained.compile_ids), 'frame')}, {count(graphs, 'generated graph')}, "
             f"{calls_text(explained.kernels)}, {count(len(explained.guards), 'guard')}, "
-            f"{count(len(explained.own_breaks), 'graph break')}; {readable_seconds(explained.seconds)} with torch "
+            f"{explained.breaks_text or 'no graph break'}; {readable_seconds(explained.seconds)} with torch "
             f"{explained.torch_version}")
 
 
@@ -141,12 +141,19 @@ def _roofline_section(roofline: Roofline | None) -> Html | None:
 
 def _eager_section(explained: Explanation) -> Html | None:
     items = []
+    for failed in explained.backend_failures:
+        items.append(tag("li", "In ", _place_code(failed.file, failed.line), f": {failed.reason}"))
     for found in explained.own_breaks:
-        where = short_place(f"{found.file}:{found.line}")
-        items.append(tag("li", "Graph break at ", tag("code", where), f": {found.reason}"))
+        hint = f" Torch's hint, not tried here: {found.hint}" if found.hint else ""
+        items.append(tag("li", "Graph break at ", _place_code(found.file, found.line), f": {found.reason}{hint}"))
     for eager in explained.eager_frames:
-        items.append(tag("li", "Ran eagerly: ", tag("code", eager.part), f": {eager.reason}"))
+        items.append(tag("li", "Ran eagerly: ", tag("code", eager.part), " at ", _place_code(eager.file, eager.line),
+                         f": {eager.reason}"))
     return tag("section", tag("h2", "What was not compiled"), tag("ul", items)) if items else None
+
+
+def _place_code(file: str, line: int) -> Html:
+    return tag("code", short_place(f"{file}:{line}"))
 
 
 def _lost_section(explained: Explanation) -> Html | None:

@@ -10,6 +10,7 @@ are those between what it writes and what it reads.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,8 +139,13 @@ class _GeneratedGraph:
                 return replace(tensor, of=operator.node)
         if tensor.of or not note.call.source:
             return tensor
+        # What is made for a library names that one's other inputs too, as a weight that is permuted.
+        of_others = set(self.by_libraries)
+        for operator in note.call.operators:
+            if operator.view and _type_and_size(operator) != _type_and_size(tensor):
+                of_others.add(operator.node)
         for origin in note.origins.get(tensor.name, ()):
-            if origin not in self.by_libraries:
+            if origin not in of_others:
                 return replace(tensor, of=origin, partly=True)
         return tensor
 
@@ -222,7 +228,8 @@ def _kept_inside(
     """Operators whose result is none of what is written; what a library has computed came out of memory."""
     stored: set[str] = set(by_libraries)
     for tensor in writes:
-        stored.update(unchanged.get(node, node) for node in (tensor.of, *tensor.overwritten))
+        # What is only copied has no node, and the tensor's own name.
+        stored.update(unchanged.get(node, node) for node in (tensor.name, tensor.of, *tensor.overwritten))
     by_node = {operator.node: operator for operator in operators}
     for operator in by_node.values():
         # What is copied into an input, as at the end of `x.mul_(2)`, is in memory there, unless it is cast for that.
@@ -239,6 +246,11 @@ def _kept_inside(
 
 def _type_of(tensor: TensorAccess) -> tuple[tuple[int | str, ...], str]:
     return tensor.shape, tensor.dtype
+
+
+def _type_and_size(value: Operator | TensorAccess) -> tuple[str, int]:
+    """Dtype and elements, which a view keeps; sizes that are open count as 1."""
+    return value.dtype, math.prod(size for size in value.shape if isinstance(size, int))
 
 
 def _in_place(operator: Operator) -> bool:

@@ -32,25 +32,30 @@ def accesses_of(
     read: dict[str, list[_Access]] = {}
     in_place: dict[str, str] = {}
     before: dict[str, list[str]] = {}
+    parts: dict[str, list[_Access]] = {}
     for node, origin in zip(nodes, origins, strict=True):
         mutated, loops = _mutated_by(node), _Loops.of(node)
+        numbers = _numbers_read(node)
         for dependency in node.read_writes.reads:
             if _only_ordered(dependency, mutated):
                 continue
             for actual in _memory_read(dependency.name):
-                access = _Access(dependency, loops.all, _elements_of(actual, written.get(actual, ())),
-                                 _elements_given(node.node, dependency.name))
+                known = _elements_of(actual, (*written.get(actual, ()), *parts.get(actual, ())))
+                access = _Access(dependency, loops.all, known, _elements_given(node.node, dependency.name), numbers)
                 own = dependency.name in written or actual in written
+                if actual in parts and _touched(access, _whole_of(actual)) == 0:
+                    continue
                 # Of memory that it wrote a part of in place it may read the rest, which others have written.
                 if not own or (actual in in_place and _touched(access, _whole_of(actual)) > 0):
                     read.setdefault(actual, []).append(access)
         for dependency in node.read_writes.writes:
             for actual in _memory_of(dependency.name):
                 # What is added to is read, but for what this kernel wrote itself.
-                access = _Access(dependency, loops.outer)
+                access = _Access(dependency, loops.outer, numbers=numbers)
                 if getattr(dependency, "mode", None) == "atomic_add" and actual not in written:
                     read.setdefault(actual, []).append(access)
                 written.setdefault(actual, []).append(access)
+                parts.setdefault(_lies_in(actual), []).append(access)
                 before.setdefault(actual, []).append(origin)
                 if actual in mutated:
                     in_place[actual] = origin
@@ -95,6 +100,16 @@ class _Access:
     """Elements that the kernel itself has written there before."""
     given: int | None = None
     """Elements that a library can touch of what it is given; None where that is all of the tensor."""
+    numbers: frozenset[Any] = frozenset()
+    """The whole numbers that its node reads: they say where an indirect access is."""
+
+    @property
+    def place(self) -> Any:
+        """Equal for those that touch the same elements: a layer norm reads its input in each of its loops."""
+        if type(self.dependency).__name__ != "MemoryDep":
+            return self.dependency
+        place = _place_of(self.dependency)
+        return (place, self.times, self.numbers) if self.dependency.is_indirect() else place
 
 
 def _mutated_by(node: Any) -> frozenset[str]:
@@ -105,6 +120,51 @@ def _mutated_by(node: Any) -> frozenset[str]:
     if type(node.node).__name__ != "ComputedBuffer":
         return frozenset()
     return frozenset(node.node.get_mutation_names())
+
+
+def _place_of(dependency: Any) -> Any:
+    """The elements behind an index, whatever loops run over them: in another order, merged, or not moving it.
+
+    ``MemoryDep.index``, ``var_names`` and ``size`` of ``torch/_inductor/dependencies.py`` (torch 2.13).
+    """
+    index = dependency.index.expand()
+    start, loops = index, []
+    for name, size in zip(dependency.var_names, dependency.size, strict=True):
+        step = index.coeff(name)
+        start = (start - step * name).expand()
+        if step != 0 and size != 1:
+            loops.append((step, size))
+    if not start.free_symbols.isdisjoint(dependency.var_names):
+        # It is not linear: a remainder, for example.
+        return dependency.index, dependency.var_names, dependency.size
+    if not all(step.is_Integer for step, _size in loops):
+        return start, frozenset(loops)
+    merged: list[tuple[Any, Any]] = []
+    for step, size in sorted(loops, key=lambda loop: loop[0]):
+        # It goes on where the loop before it ends.
+        if merged and step == merged[-1][0] * merged[-1][1]:
+            merged[-1] = (merged[-1][0], merged[-1][1] * size)
+        else:
+            merged.append((step, size))
+    return start, tuple(merged)
+
+
+def _numbers_read(node: Any) -> frozenset[Any]:
+    """Of a node's reads those of whole numbers, each with its place."""
+    found = set()
+    for dependency in node.read_writes.reads:
+        if type(dependency).__name__ == "MemoryDep" and _holds_whole_numbers(dependency.name):
+            found.add((dependency.name, _place_of(dependency)))
+    return frozenset(found)
+
+
+def _holds_whole_numbers(name: str) -> bool:
+    try:
+        dtype: torch.dtype = current_lowering().try_get_buffer(name).get_dtype()
+    except (AttributeError, NotImplementedError):
+        # No tensor: a token, a random state, a number.
+        return False
+    return not dtype.is_floating_point
 
 
 def _only_ordered(dependency: Any, mutated: frozenset[str]) -> bool:
@@ -133,6 +193,15 @@ def _memory_of(name: str) -> list[str]:
     return [name] if layout != "NoneLayout" else []
 
 
+def _lies_in(name: str) -> str:
+    """The tensor whose part a buffer is, as the whole of a concatenation; empty for one with memory of its own.
+
+    ``NonOwningLayout.view`` of ``torch/_inductor/ir.py`` (torch 2.13).
+    """
+    layout: Any = getattr(current_lowering().try_get_buffer(name), "layout", None)
+    return str(layout.view.get_name()) if type(layout).__name__ == "NonOwningLayout" else ""
+
+
 def _memory_read(name: str) -> list[str]:
     """The tensors that are read under this name: a buffer that is written in place is another's memory."""
     buffer = current_lowering().try_get_buffer(name)
@@ -153,7 +222,7 @@ def _tensor_of(
         # No tensor: a token, a random state, a number.
         return None
     whole = product_of(sizes)
-    touched = sum(_touched(access, whole) for access in accesses)
+    touched = _sum_of_places(accesses, whole)
     origin = getattr(tensor, "origin_node", None)
     made = "" if origin is None else node_name(origin)
     of = of or made
@@ -234,7 +303,16 @@ def _elements_of(name: str, accesses: Sequence[_Access]) -> int:
     if not accesses:
         return 0
     whole = _whole_of(name)
-    return min(whole, sum(_touched(access, whole) for access in accesses))
+    return min(whole, _sum_of_places(accesses, whole))
+
+
+def _sum_of_places(accesses: Sequence[_Access], whole: int) -> int:
+    """Elements behind accesses, those of one place once; where places overlap in part, these are counted twice."""
+    by_place: dict[Any, int] = {}
+    for access in accesses:
+        touched = _touched(access, whole)
+        by_place[access.place] = max(touched, by_place.get(access.place, 0))
+    return sum(by_place.values())
 
 
 # ------------------------------------------------------------------------------------------------ sizes

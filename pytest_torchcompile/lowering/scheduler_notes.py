@@ -32,7 +32,7 @@ from pytest_torchcompile.lowering.places import module_name, place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
-_PLACEHOLDERS: Final = re.compile(r"\b(?:KERNEL_NAME|DESCRIPTIVE_NAME|triton_)(?=\()|\bDESCRIPTIVE_NAME\b")
+_PLACEHOLDERS: Final = re.compile(r"(?:Placeholder\.|\b)(?:(?:KERNEL_NAME|triton_)(?=\()|DESCRIPTIVE_NAME\b)")
 _CONSEQUENCE: Final = "kernels can't be explained"
 _LIBRARIES: Final = (
     (COLLECTIVE, re.compile(r"_c10d_functional\.")),

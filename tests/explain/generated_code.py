@@ -1,6 +1,7 @@
 """What the generated code itself says of memory: shapes of inputs and buffers, and which of them each call is given.
 
-Read from the syntax tree, and from nothing that the explanation is made of.
+Read from the syntax tree, and from nothing that the explanation is made of. What a library returns is asked of torch:
+its call is run on meta tensors, as the code writes it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+
+import torch
+from torch._inductor.select_algorithm import extern_kernels
 
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "int8": 1,
          "uint8": 1}
@@ -24,6 +29,10 @@ class Memory:
     """Name to the name of the memory that it lies in."""
     calls: list[tuple[str, set[str]]] = field(default_factory=list)
     """Each call of a kernel, with the memory that it is given and that holds its result."""
+    made_by: dict[str, ast.expr] = field(default_factory=dict)
+    """Name to the expression that it stands for."""
+    results: dict[int, ast.expr] = field(default_factory=dict)
+    """Number of a call of an operator, which may return several tensors, to the call."""
 
     def takes_place_of(self, name):
         """The names whose memory it is given, one after the other."""
@@ -36,6 +45,31 @@ class Memory:
         while self.storage.get(name, name) != name:
             name = self.storage[name]
         return name
+
+    def value_of(self, expression):
+        """What an expression of the code is, on meta tensors: nothing is computed."""
+        values = {"torch": torch, "aten": torch.ops.aten, "extern_kernels": extern_kernels,
+                  "reinterpret_tensor": _reinterpreted, "rand_strided": _empty, "empty_strided_cpu": _empty,
+                  "empty_strided_cuda": _empty, "empty_strided_cpu_pinned": _empty}
+        for node in ast.walk(expression):
+            if isinstance(node, ast.Name) and node.id in self.made_by and node.id not in values:
+                values[node.id] = self.value_of(self.made_by[node.id])
+        return eval(compile(ast.Expression(expression), "generated code", "eval"), values)
+
+    def results_of(self, call):
+        """Shapes and dtypes of the results of one call, if it returns several."""
+        value = self.value_of(self.results[call]) if call in self.results else None
+        several = value if isinstance(value, (tuple, list)) else ()
+        tensors = [part for part in several if isinstance(part, torch.Tensor)]
+        return Counter((tuple(part.shape), str(part.dtype).removeprefix("torch.")) for part in tensors)
+
+
+def _empty(size, stride, dtype=None, device=None):
+    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+
+def _reinterpreted(tensor, size, stride, offset=0):
+    return torch.as_strided(tensor, size, stride, offset)
 
 
 def read_memory(code):
@@ -58,6 +92,7 @@ def read_memory(code):
 
 
 def _read_assignment(memory, name, value):
+    memory.made_by.setdefault(name, value)
     if isinstance(value, ast.Name):
         memory.storage[name] = value.id
     elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name):
@@ -76,13 +111,17 @@ def _read_call(memory, statement, defined):
     value = getattr(statement, "value", None)
     if not isinstance(value, ast.Call):
         return
-    called = ast.unparse(value.func)
+    # Triton's kernels have a method for it, and are given a stream and memory to work with.
+    called = ast.unparse(value.func).removesuffix(".run")
     if called in defined or called.startswith(("extern_kernels.", "torch.ops.", "aten.")):
         given = {node.id for part in (*value.args, *(keyword.value for keyword in value.keywords))
                  for node in ast.walk(part) if isinstance(node, ast.Name)}
         if isinstance(statement, ast.Assign):
             given.add(statement.targets[0].id)
-        names = {name for name in given if re.match(r"buf\d|arg\d|primals_|tangents_|[a-z_]+\d*$", name)}
+            if called.startswith(("torch.ops.", "aten.")):
+                memory.results[len(memory.calls)] = value
+        names = {name for name in given if re.match(r"buf\d|arg\d|primals_|tangents_|[a-z_]+\d*$", name)
+                 and not re.match(r"stream\d|workspace_\d", name)}
         short = re.sub(r"^extern_kernels\.|^torch\.ops\.", "", called)
         memory.calls.append((short, names - {"reinterpret_tensor", "torch", "c_void_p"}))
 
@@ -99,8 +138,18 @@ def differences(explained):
             found.append(f"graph {graph}: {[k.name for k in kernels]} but the code calls {memory.calls}")
             continue
         types = {node.name: node.type for node in post_grad[graph].nodes}
-        for kernel, (_name, given) in zip(kernels, memory.calls, strict=False):
-            ours = {memory.root(tensor.name) for tensor in (*kernel.reads, *kernel.writes)}
+        for call, (kernel, (_name, given)) in enumerate(zip(kernels, memory.calls, strict=False)):
+            try:
+                results = memory.results_of(call)
+            except Exception as error:
+                found.append(f"{kernel.name}: what it returns can't be told: {error!r}")
+                continue
+            told = Counter((tensor.shape, tensor.dtype) for tensor in kernel.writes)
+            if results and told != results:
+                found.append(f"{kernel.name}: writes {dict(told)}, and returns {dict(results)}")
+            # What a library returns and nobody reads has no name in the code.
+            nameless = {tensor.name for tensor in kernel.writes if results and tensor.name not in memory.made_by}
+            ours = {memory.root(tensor.name) for tensor in (*kernel.reads, *kernel.writes)} - nameless
             theirs = {memory.root(name) for name in given}
             if ours != theirs:
                 found.append(f"{kernel.name}: touches {sorted(ours)}, the code gives it {sorted(theirs)}")

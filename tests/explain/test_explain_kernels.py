@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from explain.generated_code import differences
+from explain.generated_code import differences, read_memory
 
 from pytest_torchcompile import CompileConfig, zoo
 from pytest_torchcompile.explain import explain
@@ -201,3 +201,47 @@ def test_a_library_writes_also_what_nobody_reads():
     assert written["aten.topk.default"] == [("float32", (64, 5)), ("int64", (64, 5))]
     [maximum] = [writes for name, writes in written.items() if "max" in name]
     assert "int64" not in dict(maximum)
+    assert differences(found) == []
+
+
+def test_a_result_that_nobody_reads_is_held_against_torch():
+    """It has no name in the code; a wrong shape of it, or one too few, is seen all the same."""
+    def attends(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x) + 1
+
+    found = explain(attends, torch.randn(2, 3, 8, 16), CompileConfig(), train=False)
+    assert differences(found) == []
+    attention = next(kernel for kernel in found.kernels if kernel.library == "SDPA")
+    output, unread = attention.writes
+    for wrong in ((output,), (output, replace(unread, shape=(2, 3, 9)))):
+        kernels = [replace(kernel, writes=wrong) if kernel is attention else kernel for kernel in found.kernels]
+        assert any("and returns" in text for text in differences(replace(found, kernels=kernels)))
+
+
+TRITON = """
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''...''', device_str='cuda')
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1 = args
+        with torch.cuda._DeviceGuard(0):
+            buf0 = torch.ops.aten.sort.stable(arg0_1, stable=False, dim=1, descending=False)
+            buf1 = buf0[0]
+            buf3 = empty_strided_cuda((8, 4), (4, 1), torch.float32)
+            stream0 = get_raw_stream(0)
+            triton_poi_fused_add_0.run(buf1, arg1_1, buf3, 32, stream=stream0)
+            buf4 = buf3; del buf3  # reuse
+            extern_kernels.mm(arg0_1, arg1_1, out=buf4)
+def get_args():
+    arg0_1 = rand_strided((8, 4), (4, 1), device='cuda:0', dtype=torch.float32)
+    arg1_1 = rand_strided((8, 4), (4, 1), device='cuda:0', dtype=torch.float32)
+"""
+
+
+def test_generated_code_for_a_gpu_is_read_too():
+    memory = read_memory(TRITON)
+    assert memory.calls == [("aten.sort.stable", {"arg0_1", "buf0"}),
+                            ("triton_poi_fused_add_0", {"buf1", "arg1_1", "buf3"}),
+                            ("mm", {"arg0_1", "arg1_1", "buf4"})]
+    assert memory.results_of(0) == {((8, 4), "float32"): 1, ((8, 4), "int64"): 1}
+    assert not memory.results_of(1)
+    assert (memory.root("buf1"), memory.root("buf4")) == ("buf0", "buf3")

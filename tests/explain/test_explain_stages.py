@@ -132,8 +132,9 @@ def test_a_backend_that_fails_is_no_graph_break(whole):
     """Torch records it as one, at the line of whoever called the model: no line of the model is to blame."""
     config = CompileConfig(enabled=True, backend=cannot, fullgraph=whole)
     explained = explain(stepped, torch.randn(4), config, train=False)
-    text = "\n".join(explanation_lines(explained))
+    text, page = "\n".join(explanation_lines(explained)), explanation_page(explained)
     assert "graph break" not in text.partition("\n")[0]
+    assert "Graph break at" not in page
     assert "capture.py" not in text
     assert "WON'T CONVERT" not in text
     if whole:
@@ -143,6 +144,9 @@ def test_a_backend_that_fails_is_no_graph_break(whole):
         assert ", 1 graph that the backend failed on, " in text
         assert f"test_explain_stages.py:{line}  the backend failed, and torch ran what it was given eagerly: Backend "\
             "compiler `cannot` failed with aten.item.default." in text
+        assert ", 1 graph that the backend failed on; " in page
+        assert "<li>In <code>" in page
+        assert f"test_explain_stages.py:{line}</code>: the backend failed, and torch ran what it was given" in page
 
 
 def test_a_backend_with_an_error_of_its_own():
@@ -163,6 +167,11 @@ def test_a_graph_break_is_still_told_as_one():
     assert ", 1 graph break, " in first
     line = breaks.__code__.co_firstlineno + 2
     assert any(text.startswith("graph break  ") and f"test_explain_stages.py:{line}" in text for text in rest)
+    page = explanation_page(explained)
+    assert ", 1 graph break; " in page
+    assert "<li>Graph break at <code>" in page
+    assert f"test_explain_stages.py:{line}</code>: " in page
+    assert "Torch's hint, not tried here: " in page.replace("&#x27;", "'").replace("&#39;", "'")
 
 
 def test_a_graph_without_stack_traces():

@@ -17,12 +17,14 @@ call is told as well: Inductor with it over Inductor without it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import math
 import re
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -196,7 +198,20 @@ def why_refused(text: str) -> str:
     return f"{first} at {places[-1][0]}:{places[-1][1]}" if places else first
 
 
-def judge_model(matrix: Matrix, cell: Cell, rounds: int) -> Row | str:
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Wait until no other of these holds the lock: many may compile at once, and one is timed."""
+    if lock is None:
+        yield
+        return
+    import fcntl
+
+    with lock.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def judge_model(matrix: Matrix, cell: Cell, rounds: int, lock: Path | None) -> Row | str:
     """What was found of a model, or why it was refused."""
     torch.compiler.reset()
     eager = make_side(matrix, cell).numbers()
@@ -213,7 +228,9 @@ def judge_model(matrix: Matrix, cell: Cell, rounds: int) -> Row | str:
     if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
         numbers = (f"differs by {error_of(found, expected):.1e}, Inductor from itself by "
                    f"{error_of(repeated, expected):.1e}, from eager by {error_of(expected, eager):.1e}")
-    steps, seconds = seconds_of([toolkit, inductor, again, plain], rounds, cell.device)
+    print(f"{cell.model:16} compiled", file=sys.stderr, flush=True)
+    with alone(lock):
+        steps, seconds = seconds_of([toolkit, inductor, again, plain], rounds, cell.device)
     return Row(len(found), numbers, 1000 * median(seconds[1]) / steps, ratio_of(seconds[0], seconds[1]),
                ratio_of(seconds[2], seconds[1]), ratio_of(seconds[1], seconds[3]))
 
@@ -226,6 +243,7 @@ def main() -> None:
     parser.add_argument("--phase", choices=["training", "inference"], default="training")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--lock", type=Path, help="a file: of all that are given it, one is timed at a time")
     parser.add_argument("--json", type=Path, help="a file to which each row is added as a line of JSON")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -235,7 +253,7 @@ def main() -> None:
         row: dict[str, Any] = {"matrix": given.matrix.name, "model": name, "phase": given.phase,
                                "device": given.device, "torch": torch.__version__}
         try:
-            told = judge_model(matrix, cell, given.rounds)
+            told = judge_model(matrix, cell, given.rounds, given.lock)
             row |= {"told": told} if isinstance(told, str) else {**asdict(told), "within": within(told.toolkit)}
         except Unavailable as why:
             row["told"] = told = f"not run: {why}"

@@ -132,7 +132,7 @@ def culprit_text(culprit: Culprit) -> str:
     if culprit.needs_more:
         lines.append(f"no issue draft: with torch alone the script ends with {culprit.needs_more}")
     if culprit.why_not_alone:
-        lines.append(f"script: in a process of its own it does not show it: {culprit.why_not_alone}")
+        lines.append(f"script: not shown in a process of its own: {culprit.why_not_alone}")
     return "\n".join(lines)
 
 
@@ -160,7 +160,7 @@ def issue_text(culprit: Culprit, collected: str = "") -> str:
     if culprit.shown:
         lines += ["In a process of its own and an empty folder it ends with:", "", "```text", culprit.shown, "```", ""]
     if culprit.why_not_alone:
-        lines += [f"**Before you file it:** in a process of its own it did not show it: {culprit.why_not_alone}.", ""]
+        lines += [f"**Before you file it:** it was not shown in a process of its own: {culprit.why_not_alone}.", ""]
     if culprit.operator_script and culprit.script:
         lines += ["As a model meets it:", "", "```python", culprit.script.rstrip(), "```", ""]
     lines += [f"To look for it in the tracker first: `{search_words(culprit)}`", "", "### Versions", "",

@@ -14,8 +14,8 @@ __all__ = ["LoneRun", "run_alone"]
 
 _LAST_LINES: Final = 8
 """Of what a script said, in an issue."""
-_FEWEST_SECONDS: Final = 30.0
-"""Torch's import and one compile, on a busy machine."""
+_FEWEST_SECONDS: Final = 10.0
+"""Torch's import and one compile want more on any machine."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LoneRun:
     needs_more: str = ""
     """It ended with something else, so it needs what only the first process had: that line."""
     why_not: str = ""
-    """It did not end so, in one sentence."""
+    """It did not end so, or was not tried, in one sentence."""
 
 
 def run_alone(script: str, sign: str, seconds: float) -> LoneRun:
@@ -36,12 +36,13 @@ def run_alone(script: str, sign: str, seconds: float) -> LoneRun:
     Args:
         script: Python; imports torch alone.
         sign: As :func:`~.graph_trial.signs_of` has it: ``raises KeyError``, or it ends with an AssertionError.
-        seconds: After so many it is ended; at least 30 are given.
+        seconds: After so many it is ended: who asks may be ended himself then. With less than 10 it is not tried.
 
     It compiles anew, whatever caches hold: they may be of a compiler that was changed since.
     """
     wanted = sign.removeprefix("raises ") if sign.startswith("raises ") else "AssertionError"
-    seconds = max(seconds, _FEWEST_SECONDS)
+    if seconds < _FEWEST_SECONDS:
+        return LoneRun(why_not="no time was left to try it")
     # TORCHINDUCTOR_FORCE_DISABLE_CACHES: torch/_inductor/config.py, torch 2.8 to 2.15.
     environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     with tempfile.TemporaryDirectory(prefix="pytest-torchcompile-lone-") as folder:

@@ -67,8 +67,8 @@ def test_an_issue_says_what_came_of_the_script_by_itself():
     shown = issue_text(replace(FOUND, shown="AssertionError: Tensor-likes are not close!"))
     assert "it ends with:\n\n```text\nAssertionError: Tensor-likes are not close!\n```\n" in shown
     agrees = replace(FOUND, why_not_alone="eager and compiled agree there")
-    assert "**Before you file it:** in a process of its own it did not show it: eager and compiled agree there." in (
+    assert "**Before you file it:** it was not shown in a process of its own: eager and compiled agree there." in (
         issue_text(agrees))
     assert culprit_text(agrees).endswith(
-        "script: in a process of its own it does not show it: eager and compiled agree there")
+        "script: not shown in a process of its own: eager and compiled agree there")
     assert issue_text(replace(FOUND, needs_more="ModuleNotFoundError: No module named 'models'")) == ""

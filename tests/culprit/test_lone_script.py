@@ -76,8 +76,13 @@ def test_it_agrees_there():
 
 
 def test_it_is_ended(monkeypatch):
-    monkeypatch.setattr("pytest_torchcompile.culprit.lone_script._FEWEST_SECONDS", 1)
-    assert run_alone("import time; time.sleep(60)\n", NUMBERS, 0).why_not == "it did not end within 1 s"
+    monkeypatch.setattr("pytest_torchcompile.culprit.lone_script._FEWEST_SECONDS", 0)
+    assert run_alone("import time; time.sleep(60)\n", NUMBERS, 1).why_not == "it did not end within 1 s"
+
+
+def test_it_is_not_tried_without_time():
+    """Who asks is ended when the time is over, with all that was found."""
+    assert run_alone("1 / 0\n", NUMBERS, 5).why_not == "no time was left to try it"
 
 
 def culprit_of(model, backend):

@@ -58,6 +58,12 @@ class Culprit:
     """Python that shows it with torch alone; it was run."""
     operator_script: str = ""
     """The same of the operator by itself, called with inputs as it was."""
+    shown: str = ""
+    """What the script ended with where an issue's reader has it: a fresh process, torch alone, an empty folder."""
+    needs_more: str = ""
+    """What it ended with there instead, where it needs more than torch."""
+    why_not_alone: str = ""
+    """Why it did not show it there, in one sentence."""
     why_not: str = ""
     why_no_script: str = ""
     seconds: float = 0.0
@@ -89,6 +95,11 @@ class Culprit:
         return _SETTINGS.get(setting, f"what torch's setting {setting} changes (right without it)")
 
     @property
+    def issue_script(self) -> str:
+        """The script that an issue begins with; empty where there is none."""
+        return self.operator_script or self.script
+
+    @property
     def culprit(self) -> str:
         """``aten.relu.default at models.py:41``, or of a part that is no operator the operators that are left."""
         named = self.operator or ", ".join(self.left)
@@ -118,6 +129,10 @@ def culprit_text(culprit: Culprit) -> str:
         lines.append(f"operator: not found: {culprit.why_not}")
     if culprit.why_no_script:
         lines.append(f"no script: {culprit.why_no_script}")
+    if culprit.needs_more:
+        lines.append(f"no issue draft: with torch alone the script ends with {culprit.needs_more}")
+    if culprit.why_not_alone:
+        lines.append(f"script: not shown in a process of its own: {culprit.why_not_alone}")
     return "\n".join(lines)
 
 
@@ -127,10 +142,10 @@ _SIGNS: Final = {"numbers": "wrong result"}
 def issue_text(culprit: Culprit, collected: str = "") -> str:
     """An issue for torch's tracker, in Markdown; ``collected``: what torch tells of the machine.
 
-    Empty where there is no script: what nobody can run is no issue.
+    Empty where there is no script that runs with torch alone: what nobody can run is no issue.
     """
-    script = culprit.operator_script or culprit.script
-    if not script:
+    script = culprit.issue_script
+    if not script or culprit.needs_more:
         return ""
     words = culprit.operator or ", ".join(culprit.left[:_SHOWN_PLACES])
     sign = _SIGNS.get(culprit.sign, culprit.sign)
@@ -142,6 +157,10 @@ def issue_text(culprit: Culprit, collected: str = "") -> str:
     if culprit.own_fault:
         lines.append(f"`{culprit.operator}` is wrong by itself on these inputs ({culprit.remark or 'as they are'}).")
     lines += ["", "```python", script.rstrip(), "```", ""]
+    if culprit.shown:
+        lines += ["In a process of its own and an empty folder it ends with:", "", "```text", culprit.shown, "```", ""]
+    if culprit.why_not_alone:
+        lines += [f"**Before you file it:** it was not shown in a process of its own: {culprit.why_not_alone}.", ""]
     if culprit.operator_script and culprit.script:
         lines += ["As a model meets it:", "", "```python", culprit.script.rstrip(), "```", ""]
     lines += [f"To look for it in the tracker first: `{search_words(culprit)}`", "", "### Versions", "",

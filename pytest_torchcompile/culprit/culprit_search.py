@@ -17,6 +17,7 @@ from pytest_torchcompile.culprit.compiler_bisection import bisect_compiler
 from pytest_torchcompile.culprit.culprit_record import Culprit
 from pytest_torchcompile.culprit.graph_shrinking import Shows, drawable_inputs, shrink_graph
 from pytest_torchcompile.culprit.graph_trial import GraphTrial
+from pytest_torchcompile.culprit.lone_script import run_alone
 from pytest_torchcompile.culprit.operator_script import NoScript, graph_script, operator_script
 from pytest_torchcompile.culprit.wrong_operator import find_wrong_operator
 from pytest_torchcompile.errors import InstrumentError
@@ -113,7 +114,16 @@ class _Search:
             told = replace(told, script=graph_script(small, title, self.settings, sign))
         except NoScript as why:
             told = replace(told, why_no_script=str(why))
-        return told
+        return self._tried_alone(told)
+
+    def _tried_alone(self, told: Culprit) -> Culprit:
+        """The script of an issue, where torch is all that there is."""
+        if not told.issue_script:
+            return told
+        # The script of an operator by itself ends with a comparison, whatever the sign of the model.
+        sign = "" if told.operator_script else told.sign
+        alone = run_alone(told.issue_script, sign, self.ends - time.monotonic())
+        return replace(told, shown=alone.shown, needs_more=alone.needs_more, why_not_alone=alone.why_not)
 
     def _first_wrong_graph(self) -> tuple[CapturedGraph, str] | None:
         """The first graph of any call that shows by itself what the model has shown, and the sign of it."""

@@ -246,17 +246,27 @@ class Journal:
                 cut_short[cell] = last_rung["examples"], last_rung["spent"]
         return cut_short
 
-    def idle_passes(self) -> dict[str, int]:
-        """Graph passes that changed no graph in any cell where they were judged, with how many cells these are."""
-        judged: Counter[str] = Counter()
-        useful: set[str] = set()
-        for observation in self._current().observations.values():
+    def idle_passes(self) -> dict[tuple[str, str], int]:
+        """Graph passes that changed no graph in any cell where they were judged, with how many cells these are.
+
+        A key is the pass and a table of decompositions; no table where the pass is idle behind each. Behind one alone
+        it is worth a line of its own: before Inductor few operators are left that the model was written with.
+        """
+        table_of = {planned.cell.id: str(planned.cell.toolkit["decompositions"]) for planned in self.planned}
+        judged: Counter[tuple[str, str]] = Counter()
+        useful: set[tuple[str, str]] = set()
+        for cell, observation in self._current().observations.items():
             # A section that was ended early lacks keys.
             with suppress(KeyError, TypeError, ValueError):
                 steps = [PassStep.from_dict(step) for step in observation["sections"]["passes"]["passes"]]
-                judged.update({step.pass_name for step in steps} - {""})
-                useful |= {step.pass_name for step in steps if step.changed or step.raised}
-        return {name: cells for name, cells in judged.items() if name not in useful}
+                judged.update({(step.pass_name, table_of[cell]) for step in steps if step.pass_name})
+                useful |= {(step.pass_name, table_of[cell]) for step in steps if step.changed or step.raised}
+        of_some_use = {name for name, _ in useful}
+        idle: Counter[tuple[str, str]] = Counter()
+        for (name, table), cells in judged.items():
+            if (name, table) not in useful:
+                idle[name, table if name in of_some_use else ""] += cells
+        return dict(idle)
 
     def read_numbers(self, read: Callable[[Sections], float | None]) -> dict[str, float]:
         """A number of each cell that has it."""

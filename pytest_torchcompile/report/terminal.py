@@ -220,9 +220,12 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None, common: _Common 
     for text in _column_lines(journal):
         yield text, {}
     yield from _cut_short_lines(journal)
-    for name, cells in journal.idle_passes().items():
-        yield (f"pass {name} changed no graph in {count(cells, 'cell')}, so nothing is proved of it: give it a model "
-               "with something to change", {"yellow": True})
+    for (name, table), cells in journal.idle_passes().items():
+        advice = "so nothing is proved of it: give it a model with something to change"
+        if table:
+            advice = (f"all with decompositions {table}, and did with others: the table may have taken its operators "
+                      "apart; pytest-torchcompile explain CELL lists them")
+        yield f"pass {name} changed no graph in {count(cells, 'cell')}, {advice}", {"yellow": True}
     yield from _time_lines(journal)
 
     mistakes = journal.usage_errors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -60,3 +61,14 @@ def test_an_issue_draft_has_script_part_and_search_words():
     assert "`torch._inductor.compiler_bisector` blames Inductor's lowering number 3 (relu)." in text
     assert "`inductor wrong result relu`" in text
     assert text.rstrip().endswith("collected")
+
+
+def test_an_issue_says_what_came_of_the_script_by_itself():
+    shown = issue_text(replace(FOUND, shown="AssertionError: Tensor-likes are not close!"))
+    assert "it ends with:\n\n```text\nAssertionError: Tensor-likes are not close!\n```\n" in shown
+    agrees = replace(FOUND, why_not_alone="eager and compiled agree there")
+    assert "**Before you file it:** it was not shown in a process of its own: eager and compiled agree there." in (
+        issue_text(agrees))
+    assert culprit_text(agrees).endswith(
+        "script: not shown in a process of its own: eager and compiled agree there")
+    assert issue_text(replace(FOUND, needs_more="ModuleNotFoundError: No module named 'models'")) == ""

@@ -194,6 +194,25 @@ def test_a_pass_that_changed_nothing_in_any_cell_is_told(journal, matrix, change
                      "something to change"] * told
 
 
+def test_a_pass_that_a_table_leaves_nothing_for_is_told(matrix, tmp_path):
+    """Before Inductor a softmax is no operator any more: green there says nothing of the pass over it."""
+    cells = []
+    for planned, table in zip(matrix.cells[:3], ("inductor", "inductor", "none"), strict=True):
+        cells.append(dataclasses.replace(planned, cell=dataclasses.replace(planned.cell, decompositions=table)))
+    journal = Journal(matrix, cells, SETTINGS, tmp_path / "journal.jsonl")
+    journal.expect_items([f"m.yaml::{planned.cell.id}::compiles" for planned in cells])
+    for planned in cells:
+        event = verdict(planned.cell.id)
+        step = PassStep("pass 1 of 1 (mine:softmax)", changed=planned.cell.decompositions == "none", compared=3)
+        event["observation"]["sections"]["passes"] = {"passes": [step.to_dict()]}
+        journal.add_verdict(event)
+    lines = [text for text, _ in summary_lines(journal) if text.startswith("pass ")]
+    journal.finish(0)
+    assert lines == [
+        "pass mine:softmax changed no graph in 2 cells, all with decompositions inductor, and did with others: the "
+        "table may have taken its operators apart; pytest-torchcompile explain CELL lists them"]
+
+
 def test_a_run_that_compiled_nothing_is_told(journal, matrix):
     """A run in which every cell was skipped is no green one."""
     for planned in matrix.cells:

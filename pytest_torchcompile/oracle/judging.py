@@ -40,6 +40,9 @@ HALF: Final = 0.5
 Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0."""
 # What is left where values cancel exactly, as of a softmax over one value, is no larger than this share of the others.
 _RESOLVED: Final = 2.0**-44
+# Share of the limit of ``bias`` that is left to the elements that are not off. The ones that were shifted the most have
+# been taken from them as off, so of one wrong factor in all elements less is seen in the rest.
+_BIAS_OF_REST: Final = 0.5
 # Larger values, such as masks of -1e9, excuse no more than this one.
 _TALL = 16.0
 
@@ -265,7 +268,7 @@ def _measure_error(
         grain = grain_of(farthest, largest, scale.dtype)
         # Elements that are off shift the leaf as well. The others must not.
         _, most_bias, _ = limits.of(count)
-        if bias <= most_bias or _bias_of_near(e, c, scale, floor) <= most_bias:
+        if bias <= most_bias or _bias_of_near(e, c, scale, floor) <= _BIAS_OF_REST * most_bias:
             grain_off = grain_of(farthest_off, largest, scale.dtype)
     return replace(leaf, rms=(squares / count) ** 0.5, bias=bias, peak=peak, grain=grain, grain_off=grain_off,
                    wrong=wrong / count, blind=blind)

@@ -14,7 +14,6 @@ from pytest_torchcompile.oracle.noise import Dice, Wide
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
 from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
-from pytest_torchcompile.oracle.summation_orders import LOOPS, OtherOrder
 from pytest_torchcompile.oracle.tape import Tape
 
 __all__ = ["DRAWS", "FEW", "reference"]
@@ -185,6 +184,9 @@ class _Runs(Reference):
 
     def _run_in_other_orders(self) -> list[Recording]:
         """Empty where no sum is added up otherwise: then nothing could differ."""
+        # Here, for few comparisons need it.
+        from pytest_torchcompile.oracle.summation_orders import LOOPS, OtherOrder
+
         recordings: list[Recording] = []
         for loops in LOOPS:
             mode = OtherOrder(loops)

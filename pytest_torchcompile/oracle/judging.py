@@ -128,7 +128,7 @@ def judge_beside_orders(
     hold the same limits. The same leaf where no sum has terms that repeat, or where they do not explain it.
     """
     orders = reference.other_orders(leaf.name)
-    if orders is None or orders.reach is None or not compiled.is_floating_point():
+    if orders is None or orders.reach is None or orders.value.shape != compiled.shape:
         return leaf
     found = small_to_cpu(compiled.detach()).double()
     error = found - orders.value

@@ -168,14 +168,15 @@ class _Runs(Reference):
 
     def other_orders(self, name: str) -> Estimate | None:
         """Eager with its sums of repeated terms added up in other orders; made when somebody asks."""
-        if self.kind not in WIDER:
+        known = self.estimates.get(name)
+        if known is None or not known.continuous or self.kind not in WIDER:
             return None
         if self._orders is None:
             self._orders = self._run_in_other_orders()
-        estimate = Estimate(self.estimates[name].value)
+        estimate = Estimate(known.value)
         for recording in self._orders:
             value = recording.values_by_name().get(name)
-            if isinstance(value, torch.Tensor) and estimate.continuous:
+            if isinstance(value, torch.Tensor):
                 value = as_real(value.detach()).to(estimate.value.dtype)
             estimate.add(value)
         if not estimate.draws:

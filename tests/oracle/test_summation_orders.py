@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from pytest_torchcompile import CompileConfig, compare, zoo
+from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.faults.fault_parts import change_output
+from pytest_torchcompile.oracle import reference
 from pytest_torchcompile.oracle.summation_orders import LOOPS, OtherOrder
 
 pytestmark = pytest.mark.needs_torch
@@ -117,3 +119,11 @@ def test_shapes_and_exact_sums_stay():
             assert torch.equal(ones.sum((0, 2), keepdim=True), torch.full((1, 100, 1), 12.0))
             assert torch.equal(ones.mean(1), torch.ones(6, 2))
             assert torch.equal(ones.var(1), torch.zeros(6, 2))
+
+
+def test_what_no_other_order_could_make_is_asked_of_eager_once():
+    """Six runs where a sum has terms that repeat, and one where none has."""
+    for values, draws in ((torch.ones(4096, 4) * 0.3, len(LOOPS)), (torch.rand(4096, 4), None)):
+        found = reference(Means(), Batch.of(values), train=False, draw=False).other_orders("output")
+        assert (found and found.draws) == draws
+    assert reference(Means(), Batch.of(values), train=False, draw=False).other_orders("no such leaf") is None

@@ -12,7 +12,7 @@ from pytest_torchcompile.backends import TABLES
 from pytest_torchcompile.errors import InstrumentError, UsageError, nearest
 from pytest_torchcompile.loading import kind_of, resolve
 
-__all__ = ["Table", "decomposition_table", "needs_table", "refuse_unknown_table"]
+__all__ = ["Table", "decomposition_of", "decomposition_table", "needs_table", "refuse_unknown_table"]
 
 Table: TypeAlias = "dict[Any, Callable[..., Any]]"
 # What Inductor says of an operator that its own table would have taken apart (_inductor/lowering.py, make_fallback,
@@ -70,6 +70,19 @@ def _table_of_torch(name: str) -> Table:
     except ImportError as error:
         raise InstrumentError(f"torch {torch.__version__} has no table of decompositions {name!r} where the toolkit "
                               f"looks for it ({error}); please report it with this version") from None
+
+
+def decomposition_of(operator: Any) -> Callable[..., Any] | None:
+    """How torch writes one overload in terms of others; None where it does not.
+
+    Private: ``torch._decomp.decomposition_table`` (torch 2.8 to 2.15; 2.13 tried).
+    """
+    try:
+        from torch._decomp import decomposition_table as every_decomposition
+    except ImportError:
+        return None
+    found: Callable[..., Any] | None = every_decomposition.get(operator)
+    return found
 
 
 def needs_table(error: BaseException, choice: object) -> UsageError | None:

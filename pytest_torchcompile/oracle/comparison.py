@@ -10,7 +10,13 @@ import torch
 
 from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, small_to_cpu
 from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs
-from pytest_torchcompile.oracle.judging import eager_is_near, excused_difference, judge_discrete, judge_numbers
+from pytest_torchcompile.oracle.judging import (
+    eager_is_near,
+    excused_difference,
+    judge_beside_orders,
+    judge_discrete,
+    judge_numbers,
+)
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.properties import (
@@ -203,11 +209,16 @@ class _Judge:
 
     def _with_excuse(self, leaf: Leaf, values: _Values, eps: float) -> Leaf:
         """The leaf with the difference that it is excused, if there is one worth telling."""
-        if not leaf.numerical or not leaf.decided or problem(leaf, self._limits) is not None:
+        if not leaf.numerical or not isinstance(values.eager, torch.Tensor):
             return leaf
-        if not isinstance(values.eager, torch.Tensor):
+        compiled = values.compiled.to(values.eager.dtype)
+        if problem(leaf, self._limits) is not None:
+            if leaf.message:
+                return leaf
+            return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
+        if not leaf.decided:
             return leaf
-        return replace(leaf, excused=excused_difference(values.eager, values.compiled.to(values.eager.dtype), eps))
+        return replace(leaf, excused=excused_difference(values.eager, compiled, eps))
 
     def _wavering_leaf(self, leaf: Leaf, values: _Values) -> Leaf:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""

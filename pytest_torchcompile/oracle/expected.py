@@ -81,6 +81,11 @@ class Reference:
         """Whether a second float64 run gives this leaf again, up to rounding: then only rounding wavers."""
         return False
 
+    def other_orders(self, name: str) -> Estimate | None:
+        """What eager makes of this leaf where it adds up in other orders; None where no sum has terms that
+        repeat."""
+        return None
+
     def held_tensors(self) -> list[torch.Tensor]:
         """What takes memory: the estimates. They do not grow with the number of draws."""
         tensors: list[torch.Tensor] = []

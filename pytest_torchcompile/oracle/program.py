@@ -91,12 +91,12 @@ class Program:
         finally:
             before.restore()
 
-    def run_eager(self) -> Recording:
+    def run_eager(self, mode: AbstractContextManager[Any] | None = None) -> Recording:
         """Run a copy of the module. It shares the parameters where the tape shows that the program leaves them."""
         if not self._spares_parameters:
-            return self._record(copy_model(self.module), self.batch, None)
+            return self._record(copy_model(self.module), self.batch, mode)
         module = copy_model(self.module, _shared_parameters(self.module))
-        recording = self._record(module, self.batch, None, sparing=True)
+        recording = self._record(module, self.batch, mode, sparing=True)
         module.zero_grad()
         return recording
 

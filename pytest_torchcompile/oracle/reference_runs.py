@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.estimate import Estimate, small_to_cpu
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.noise import Dice, Wide
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
@@ -77,6 +77,7 @@ class _Runs(Reference):
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
         self._twins: list[Recording] = []
+        self._orders: list[Recording] | None = None
         self._refused = 0
         self._again: dict[str, Any] | None = None
         self._kinds = _kinds_to_try(self.unit)
@@ -164,6 +165,38 @@ class _Runs(Reference):
             self._twins = [self.twin()]
             self._twins += [self.program.run_eager() for _ in range(RUNS)]
         return self._twins
+
+    def other_orders(self, name: str) -> Estimate | None:
+        """Eager with its sums of repeated terms added up in other orders; made when somebody asks."""
+        known = self.estimates.get(name)
+        if known is None or not known.continuous or self.kind not in WIDER:
+            return None
+        if self._orders is None:
+            self._orders = self._run_in_other_orders()
+        estimate = Estimate(known.value)
+        for recording in self._orders:
+            value = recording.values_by_name().get(name)
+            if isinstance(value, torch.Tensor):
+                value = as_real(value.detach()).to(estimate.value.dtype)
+            estimate.add(value)
+        if not estimate.draws:
+            return None
+        return estimate
+
+    def _run_in_other_orders(self) -> list[Recording]:
+        """Empty where no sum is added up otherwise: then nothing could differ."""
+        # Here, for few comparisons need it.
+        from pytest_torchcompile.oracle.summation_orders import LOOPS, OtherOrder
+
+        recordings: list[Recording] = []
+        for loops in LOOPS:
+            mode = OtherOrder(loops)
+            recording = self.program.run_eager(mode)
+            if not mode.changed:
+                return []
+            if recording.error is None:
+                recordings.append(recording)
+        return recordings
 
     def repeats(self, name: str) -> bool:
         """Run the exact program once more; made when somebody asks."""

@@ -10,7 +10,7 @@ without a pass and with ``bucket_collectives``. Told of each, by rank 0:
 - memory that a step adds at its peak (CUDA).
 
     python benchmarks/mesh_steps.py                        # gloo, the small model
-    python benchmarks/mesh_steps.py --device cuda wide_gpt --dtype bfloat16 --batch 64 --length 128
+    python benchmarks/mesh_steps.py --device cuda wide_gpt --dtype bfloat16 --batch 64 --length 128 --rounds 12
 
     --json FILE    the same as data
 """
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from toolkit_inductor import ratio_of, told_ratio
+from toolkit_inductor import ratio_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -232,9 +232,19 @@ def gathered(value: object) -> list[Any]:
     return heard
 
 
+@dataclass
+class Errors:
+    """What one rank has to say of a side."""
+
+    output: float
+    gradients: float
+    pair: float
+    collectives: dict[str, int]
+
+
 def judge_side(result: SideResult, step: Callable[[], torch.Tensor], model: torch.nn.Module, plain: Plain,
-               replica: int, pair: Any, device: torch.device, folder: Path) -> None:
-    """Fill in all but the seconds of warm steps."""
+               replica: int, pair: Any, device: torch.device, folder: Path) -> Errors:
+    """Fill in what this rank alone can tell, but the seconds of warm steps; what all have to tell is returned."""
     begun = time.perf_counter()
     output = step()
     synchronize(device)
@@ -243,25 +253,28 @@ def judge_side(result: SideResult, step: Callable[[], torch.Tensor], model: torc
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             gradient_error = max(gradient_error, error_of(whole(parameter.grad), plain.gradients[name]))
-    output_error = error_of(output, plain.outputs[replica])
-    for _ in range(2):
-        step()
-    calls, moved = collectives_of(step, device, folder)
     first = output.clone()
     # The first rank of a pair hands on its output.
     dist.broadcast(first, group=pair, group_src=0)
-    heard = gathered((output_error, gradient_error, dict(calls), error_of(output, first)))
-    result.output_error = max(errors[0] for errors in heard)
-    result.gradient_error = max(errors[1] for errors in heard)
-    result.ranks_agree = all(counts[2] == heard[0][2] for counts in heard)
-    result.pairs_apart = max(errors[3] for errors in heard)
+    for _ in range(2):
+        step()
+    calls, moved = collectives_of(step, device, folder)
     result.collectives, result.collective_bytes = dict(calls), dict(moved)
     result.peak_bytes = peak_of(step, device)
+    return Errors(error_of(output, plain.outputs[replica]), gradient_error, error_of(output, first), dict(calls))
 
 
-def judge_wrapper(name: str, wrapper: str, given: Given, device: torch.device, folder: Path) -> list[SideResult]:
+def fill_in(result: SideResult, heard: list[Errors]) -> None:
+    """What all ranks have told."""
+    result.output_error = max(errors.output for errors in heard)
+    result.gradient_error = max(errors.gradients for errors in heard)
+    result.pairs_apart = max(errors.pair for errors in heard)
+    result.ranks_agree = all(errors.collectives == heard[0].collectives for errors in heard)
+
+
+def judge_wrapper(name: str, wrapper: str, given: Given, mesh: Any, device: torch.device, folder: Path
+                  ) -> list[SideResult]:
     record = load(wrapper, Path(), "here")
-    mesh = init_device_mesh(device.type, record.shape(RANKS), mesh_dim_names=record.axes)
     replica = mesh.get_local_rank("data")
     plain, ids = run_plain(name, given, device), make_batch(replica, given, device)
     results: list[SideResult] = []
@@ -276,14 +289,17 @@ def judge_wrapper(name: str, wrapper: str, given: Given, device: torch.device, f
         def step(call: Callable[..., Any] = call, model: torch.nn.Module = model) -> torch.Tensor:
             return run_step(call, model, ids)
 
+        mine: Errors | None = None
         try:
-            judge_side(result, step, model, plain, replica, mesh.get_group("tensor"), device, folder)
+            mine = judge_side(result, step, model, plain, replica, mesh.get_group("tensor"), device, folder)
         except Exception as error:
-            result.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            result.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         # A side that one rank cannot run would hang the others in its timing.
-        if any(gathered(bool(result.error))):
+        heard = gathered(mine)
+        if any(errors is None for errors in heard):
             result.error = result.error or "another rank failed"
             continue
+        fill_in(result, heard)
         steps.append(step)
     timed = [result for result in results if not result.error]
     seconds = rounds_of(steps, given.rounds, device)
@@ -291,9 +307,9 @@ def judge_wrapper(name: str, wrapper: str, given: Given, device: torch.device, f
     peak = machine_peaks(str(device)).products_per_second(given.dtype)
     for result, found in zip(timed, seconds, strict=True):
         result.step_seconds = median(found)
-        result.beside_eager = told_ratio(ratio_of(found, by_side["eager"]))
+        result.beside_eager = str(ratio_of(found, by_side["eager"]))
         if "inductor" in by_side:
-            result.beside_inductor = told_ratio(ratio_of(found, by_side["inductor"]))
+            result.beside_inductor = str(ratio_of(found, by_side["inductor"]))
         # Pairs of ranks share what a replica computes; what is not split both compute, so this is the least.
         result.flops = plain.flops * REPLICAS // RANKS
         result.share_of_roof = result.flops / result.step_seconds / peak
@@ -325,11 +341,13 @@ def run_rank(rank: int, given: Given, folder: str) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache{rank}"
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=f"file://{folder}/store",
                             rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=240))
+    # One for all: groups of a second mesh have other names, and collectives of two names are not joined.
+    mesh = init_device_mesh(device.type, (REPLICAS, RANKS // REPLICAS), mesh_dim_names=("data", "tensor"))
     results: list[SideResult] = []
     for name in given.models:
         for wrapper in given.wrappers:
             torch.compiler.reset()
-            results += judge_wrapper(name, wrapper, given, device, Path(folder))
+            results += judge_wrapper(name, wrapper, given, mesh, device, Path(folder))
             if rank == 0:
                 Path(folder, "results.json").write_text(json.dumps([asdict(result) for result in results], indent=1))
                 print("\n".join(told(each) for each in results[-len(backends()):]), flush=True)

@@ -19,14 +19,17 @@ def chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
 
     Raises :class:`UsageError` for a model or a cell that is not there.
     """
-    wanted = _cell_of_test(given.model)
+    file, wanted = _file_and_cell(given.model)
     if ":" in wanted:
         name = name_of_model(given.model, given.inputs or "")
         matrix = matrix_in_memory(name, text_of_model(name, Path.cwd()), Path.cwd())
         return matrix, next(planned for planned in matrix.cells if planned.cell.backend == "inductor")
     if given.inputs:
         raise UsageError("--inputs: the inputs of a cell are those of its matrix; name a model as module:factory")
-    matrix = load_matrix(given.matrix or default_matrix().path)
+    if file and given.matrix and Path(file).name != Path(given.matrix).name:
+        raise UsageError(f"{given.model!r} is a test of {file}, and --matrix names {given.matrix}; leave one of them "
+                         "out")
+    matrix = load_matrix(given.matrix or file or default_matrix().path)
     for planned in matrix.cells:
         if planned.cell.id == wanted:
             return matrix, planned
@@ -34,11 +37,15 @@ def chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
     raise UsageError(f"{wanted!r} is neither a cell of {matrix.path} nor module:factory; {nearest(wanted, ids)}")
 
 
-def _cell_of_test(text: str) -> str:
-    """The cell's part of what pytest calls a test of it; any other text as it is.
+def _file_and_cell(text: str) -> tuple[str, str]:
+    """The matrix and the cell of what pytest calls a test; of any other text no matrix, and the text as it is.
 
-    >>> _cell_of_test("smoke.yaml::net-inductor-default-auto-none::compiles")
-    'net-inductor-default-auto-none'
+    >>> _file_and_cell("matrix/smoke.yaml::net-inductor-default-auto-none::compiles")
+    ('matrix/smoke.yaml', 'net-inductor-default-auto-none')
+    >>> _file_and_cell("models:build")
+    ('', 'models:build')
     """
-    _file, colons, rest = text.partition("::")
-    return rest.partition("::")[0] if colons else text
+    file, colons, rest = text.partition("::")
+    if not colons or Path(file).suffix not in (".yaml", ".yml"):
+        return "", text
+    return file, rest.partition("::")[0]

@@ -30,12 +30,12 @@ from pytest_torchcompile.lowering.kernel_timing import KernelTimer
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.state.torch_state import isolated
 
-__all__ = ["explain", "explain_step"]
+__all__ = ["LOST_OF_FAKE_RANKS", "LOST_OF_RANKS", "explain", "explain_step"]
 
-_LOST_OF_RANKS: Final = (
-    "seconds of single kernels of several ranks: every rank would have to run the same number of steps",
-    "graphs as programs of their own: their collectives need the other ranks",
-)
+_NO_PROGRAMS: Final = "graphs as programs of their own: their collectives need the other ranks"
+LOST_OF_RANKS: Final = (
+    "seconds of single kernels of several ranks: every rank would have to run the same number of steps", _NO_PROGRAMS)
+LOST_OF_FAKE_RANKS: Final = ("seconds of single kernels of fake ranks: their collectives do nothing", _NO_PROGRAMS)
 
 
 def explain(
@@ -86,13 +86,13 @@ def _name_of(model: Any) -> str:
 
 def explain_step(
     compile_model: Callable[[], StepRunner], module: torch.nn.Module, batch: Batch, name: str, settings: str,
-    trace: Path | None = None, *, of_ranks: bool = False,
+    trace: Path | None = None, lost_of_ranks: tuple[str, ...] = (),
 ) -> Explanation:
     """Run one step of what ``compile_model()`` returns, and tell what was compiled for it.
 
     :param trace: the file that torch's structured trace is written to, for tlparse.
-    :param of_ranks: this process is one of several ranks, real or fake. Then it runs this one step alone, because all
-        ranks have to run the same number, and no graph is kept to be run by itself.
+    :param lost_of_ranks: where this process is one of several ranks, what is not told for that reason:
+        :data:`LOST_OF_RANKS` or :data:`LOST_OF_FAKE_RANKS`. It runs this one step alone, and keeps no graph to be run.
     """
     explained = Explanation(name, torch.__version__, settings)
     leaks: list[str] = []
@@ -126,9 +126,9 @@ def explain_step(
         explained.graph_breaks, explained.eager_frames = list(seen.graph_breaks), list(seen.eager_frames)
         explained.lost += seen.lost
         explained.seconds = time.perf_counter() - begun
-        if of_ranks:
+        if lost_of_ranks:
             explained.graph_runs = []
-            explained.lost += _LOST_OF_RANKS
+            explained.lost += lost_of_ranks
         elif runner is not None and not explained.error:
             on_gpu = batch.is_on_cuda or any(parameter.is_cuda for parameter in module.parameters())
             _time_kernels(explained, timer, None if on_gpu else lambda: runner.step(batch.clone()))

@@ -10,18 +10,19 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.cell import TOOLKIT, Cell
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import folder_of, write_files
-from pytest_torchcompile.observation import Job
+from pytest_torchcompile.observation import Job, RankOutcome
 from pytest_torchcompile.ranks.serving import set_environment
 from pytest_torchcompile.ranks.torchrun import Torchrun
 from pytest_torchcompile.report.safe_output import harmless_text
@@ -36,15 +37,18 @@ if TYPE_CHECKING:
 __all__ = ["explain_cell", "run_command"]
 
 SEED = 0
+_GRACE_SECONDS: Final = 20.0
+"""For the others to end a step that needs nothing of a rank which has raised."""
 
 
 def run_command(given: argparse.Namespace) -> int:
     """Compile the model, print what became of it; returns 0, or 1 where the compiled step raised.
 
-    Raises :class:`UsageError` for a model or a cell that is not there, and for one of several ranks.
+    Raises :class:`UsageError` for a model or a cell that is not there, and for one of several ranks where torchrun has
+    not started as many processes.
     """
     matrix, planned = chosen_cell(given)
-    job = _own_job(matrix, planned, os.environ)
+    job = _own_job(matrix, planned, os.environ, given.matrix)
     # Before torch is loaded.
     set_environment()
     from pytest_torchcompile.explain.roofline import Roofline
@@ -53,35 +57,77 @@ def run_command(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace.log")
         explained = explain_cell(matrix, planned, trace, job)
+        if job.rank > 0 and explained.error:
+            # At once: rank 0 may wait in a collective for this rank, until torchrun ends it because this one has.
+            print(harmless_text(f"rank {job.rank}: {explained.error}"), file=sys.stderr, flush=True)
+        errors = _errors_of_ranks(job, explained.error)
         if job.rank > 0:
             return 1 if explained.error else 0
-        roofline = Roofline.of(explained, planned.cell.device)
+        roofline = None if _device_is_lost() else Roofline.of(explained, planned.cell.device)
         write_files(explained, folder, trace, roofline)
     if given.json:
-        print(json.dumps({**explained.to_dict(), "roofline": roofline.to_dict()}, indent=1))
+        told = {} if roofline is None else roofline.to_dict()
+        print(json.dumps({**explained.to_dict(), "roofline": told}, indent=1))
     else:
         for line in explanation_lines(explained):
             print(harmless_text(line))
         print()
-        for line in roofline.lines():
+        for line in () if roofline is None else roofline.lines():
             print(harmless_text(line))
         print(f"\nall stages side by side: {folder}/index.html; graphs, kernels, guards and the roofline "
               "are files beside it")
-    return 1 if explained.error else 0
+    for rank, error in errors.items():
+        if rank > 0:
+            print(harmless_text(f"explained is rank 0; rank {rank}: {error}"), file=sys.stderr)
+    return 1 if errors else 0
 
 
-def _own_job(matrix: Matrix, planned: PlannedCell, environment: Mapping[str, str]) -> Job:
+def _errors_of_ranks(job: Job, error: str) -> dict[int, str]:
+    """Rank to what the compiled step raised there, of those where it did; a rank that says nothing is one of them."""
+    if job.world == 1:
+        return {0: error} if error else {}
+    from pytest_torchcompile.wrappers.process_group import exchange_outcomes
+
+    # As a rank of a cell tells it.
+    mine = json.dumps(asdict(RankOutcome("done", {"failure": None, "sections": {"compiles": {"error": error}}})))
+    # Where this rank has raised, others may be waiting for it: they have to be told of it, and not to be waited for.
+    patience = _GRACE_SECONDS if error else job.timeout
+    errors: dict[int, str] = {}
+    for rank, heard in enumerate(exchange_outcomes(f"{job.rendezvous}/told", job.rank, job.world, mine, patience)):
+        if heard is None:
+            errors[rank] = f"it has not ended within {patience:.0f} s"
+            continue
+        raised = json.loads(heard)["value"]["sections"]["compiles"]["error"]
+        if raised:
+            errors[rank] = raised
+    return errors
+
+
+def _device_is_lost() -> bool:
+    """Whether a process group was left behind: the device may wait for a collective that never ends."""
+    from pytest_torchcompile.wrappers.process_group import left_behind
+
+    return left_behind()
+
+
+def _own_job(matrix: Matrix, planned: PlannedCell, environment: Mapping[str, str], file: str | None = None) -> Job:
     """What this process does of the cell: all of it, or the rank that torchrun has given it.
 
-    Raises :class:`UsageError` for a cell of several processes where torchrun has not started as many.
+    Raises :class:`UsageError` for a cell of several processes where torchrun has not started as many. ``file``: the
+    matrix as the command names it.
     """
     cell = planned.cell
     job = Job(cell.to_dict(), matrix.models[cell.model].to_dict(), str(matrix.root), ())
     processes = Wrapping.read(cell.wrapper).processes
+    started = int(environment.get("WORLD_SIZE") or 1) if "TORCHELASTIC_RUN_ID" in environment else 1
     if processes == 1:
+        if started > 1:
+            raise UsageError(f"{cell.id}: wrapper {cell.wrapper!r} runs in one process, and torchrun has started "
+                             f"{started}; leave torchrun out")
         return job
-    # A cell's id may have brackets and stars.
-    command = f"torchrun --nproc-per-node {processes} -m pytest_torchcompile explain {shlex.quote(cell.id)}"
+    # A cell's id may have what a shell reads.
+    words = ["explain", cell.id, *(["--matrix", file] if file else [])]
+    command = f"torchrun --nproc-per-node {processes} -m pytest_torchcompile {shlex.join(words)}"
     try:
         own = Torchrun.read(environment)
     except UsageError:
@@ -116,7 +162,7 @@ def explain_cell(
 
 def _explain_rank(matrix: Matrix, cell: Cell, wrapper: Wrapper, mesh: Any, trace: Path | None) -> Explanation:
     """The same for this process, which is alone where ``mesh`` is None."""
-    from pytest_torchcompile.explain.capture import explain_step
+    from pytest_torchcompile.explain.capture import LOST_OF_FAKE_RANKS, LOST_OF_RANKS, explain_step
     from pytest_torchcompile.explain.toolkit_notes import read_changes, table_changes
     from pytest_torchcompile.layer.preservation import preserved
     from pytest_torchcompile.layer.step_runner import StepRunner
@@ -149,15 +195,20 @@ def _explain_rank(matrix: Matrix, cell: Cell, wrapper: Wrapper, mesh: Any, trace
 
     idle = set() if cell.backend == "toolkit" else set(TOOLKIT)
     shown = ", ".join(f"{axis}={value}" for axis, value in cell.axes.items() if axis not in {"model", *idle})
-    of_ranks = mesh is not None
+    lost: tuple[str, ...] = ()
+    if mesh is not None:
+        lost = LOST_OF_FAKE_RANKS if Wrapping.read(cell.wrapper).fake else LOST_OF_RANKS
     if cell.backend != "toolkit":
-        return explain_step(compile_model, module, batch, cell.id, shown, trace, of_ranks=of_ranks)
+        return explain_step(compile_model, module, batch, cell.id, shown, trace, lost)
     with tempfile.TemporaryDirectory() as dumps:
         toolkit = replace(settings["backend"], dump=Path(dumps))
         settings["backend"] = toolkit
-        explained = explain_step(compile_model, module, batch, cell.id, shown, trace, of_ranks=of_ranks)
+        explained = explain_step(compile_model, module, batch, cell.id, shown, trace, lost)
         explained.passes = read_changes(Path(dumps))
-    if not explained.error:
+    if lost is LOST_OF_RANKS:
+        # A rank whose step has failed would not join the others in the steps of each table.
+        explained.lost.append("what tables of decompositions change, of several ranks: name a cell of fake ranks")
+    elif not explained.error:
         with isolated([]), preserved(module):
             explained.tables = table_changes(
                 toolkit, lambda other: compile_with({**settings, "backend": other}).step(batch.clone()))

@@ -237,7 +237,8 @@ class Roofline:
     def of(cls, explained: Explanation, device: str) -> Roofline:
         """The peaks are those that are kept of this machine, else they are measured now."""
         peaks = machine_peaks(device)
-        collectives = Counter(call.name for call in explained.kernels if _is_collective(call))
+        sending = [call for call in explained.kernels if call.library == COLLECTIVE and not call.waits]
+        collectives = Counter(call.name for call in sending)
         return cls(tuple(kernel_roofs(explained, peaks)), peaks, explained.busy, dict(collectives))
 
     @property
@@ -262,6 +263,9 @@ class Roofline:
 
     def lines(self) -> Iterator[str]:
         """The kernels with the longest least times."""
+        if self.collectives:
+            named = ", ".join(f"{number} {name}" for name, number in self.collectives.items())
+            yield f"collectives, which the links between ranks bound and no roof: {named}"
         total = sum(roof.seconds for roof in self.kernels)
         if not total:
             return
@@ -284,9 +288,6 @@ class Roofline:
             yield _row_of(roof)
         if len(dearest) > _SHOWN:
             yield f"  and {len(dearest) - _SHOWN} that take less"
-        if self.collectives:
-            named = ", ".join(f"{number} {name}" for name, number in self.collectives.items())
-            yield f"  without the collectives, which the links between ranks bound: {named}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -296,11 +297,6 @@ class Roofline:
                        "seconds_left": roof.seconds_left}
             kernels.append({**asdict(roof), **derived})
         return {"peaks": self.peaks.to_dict(), "busy": self.busy, "collectives": self.collectives, "kernels": kernels}
-
-
-def _is_collective(call: KernelCall) -> bool:
-    """Whether it sends something, and does not only wait for that."""
-    return call.library == COLLECTIVE and "wait_tensor" not in call.name
 
 
 def _cost_of(roof: KernelRoof) -> float:

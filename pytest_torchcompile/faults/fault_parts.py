@@ -7,6 +7,7 @@ A case is one planted fault, or one correct backend that rounds differently, as 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,7 @@ __all__ = [
     "one_element",
     "rounded_to",
     "scaled_by",
+    "settings_are_of_one_thread",
     "shift_constant",
     "swap_in_backward",
     "swap_operator",
@@ -121,8 +123,20 @@ class Case:
     """Is it a program as it is, to show that nothing but the fault is reported? Then it may equal eager bit by bit."""
     upstream: str = ""
     """Torch's own fault, with its issue: a torch in which it is mended has nothing to catch."""
+    here: Callable[[], bool] | None = None
+    """Asks this torch whether it has the fault of torch's own, where no comparison of tensors shows it."""
     inductor: bool = False
     """Does it need Inductor, and so a C++ compiler?"""
+
+
+def settings_are_of_one_thread() -> bool:
+    """Whether a thread is without a setting that another one makes."""
+    seen: list[int] = []
+    reader = threading.Thread(target=lambda: seen.append(torch._dynamo.config.recompile_limit))
+    with torch._dynamo.config.patch(recompile_limit=64):
+        reader.start()
+        reader.join()
+    return seen != [64]
 
 
 # ------------------------------------------------------------------------------------------------------------- spoilers

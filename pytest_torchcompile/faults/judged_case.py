@@ -102,6 +102,8 @@ def run_case(case: Case) -> JudgedCase:
     # A check that raises has caught nothing; the run goes on with the next case.
     reported: list[ReportedProblem] = []
     try:
+        if case.here is not None and not case.here():
+            return JudgedCase(case, "mended", (), f"this torch does not have it ({case.upstream})")
         checked = _CHECKS.get(case.check, _check_cell)(case)
         reported = checked.reported
         if case.kind:

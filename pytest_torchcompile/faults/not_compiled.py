@@ -16,7 +16,14 @@ from torch import Tensor, fx, nn
 
 from pytest_torchcompile.backends.toolkit import Pass, Toolkit, results
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.fault_parts import Case, Program, change_output, named_backend, swap_operator
+from pytest_torchcompile.faults.fault_parts import (
+    Case,
+    Program,
+    change_output,
+    named_backend,
+    settings_are_of_one_thread,
+    swap_operator,
+)
 
 __all__ = ["COMPILING", "CONTROLS_OF_CHECKS", "FAILURES", "LEAKING_BACKWARD", "LEAKING_FORWARD", "OTHER_DRAWS"]
 
@@ -345,7 +352,8 @@ COMPILING: Final = (
     Case("stance", "the model sets force_eager", Program(Forced, p.rows), "vacuous", EAGER, check="compiles"),
     Case("setting of another thread", "a raised recompile limit does not reach the thread that compiles",
          Program(ServesInAThread, p.rows), "vacuous", EAGER, "did not get a setting", check="compiles",
-         limits={"coverage": 0.0}, upstream="a setting holds for one thread since torch 2.12"),
+         limits={"coverage": 0.0}, upstream="a setting holds for one thread since torch 2.12",
+         here=settings_are_of_one_thread),
     Case("slow guards", "2,000 idle modules, whose guards are asked in every call", Program(ManyGuards, p.rows),
          "guards", EAGER, check="compiles", limits=FAST_GUARDS),
     Case("recompile storm", "a Python number changes with every call", Program(Counts, p.rows, MANY_SIZES),

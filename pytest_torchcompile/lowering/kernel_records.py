@@ -112,6 +112,11 @@ class KernelCall:
         return "cond" in self.called_by
 
     @property
+    def waits(self) -> bool:
+        """It waits for a collective, and moves nothing itself."""
+        return self.library == COLLECTIVE and "wait_tensor" in self.name
+
+    @property
     def bytes_read(self) -> int:
         """All that it reads."""
         return sum_bytes(self.reads)
@@ -137,7 +142,7 @@ def calls_that_move(calls: Iterable[KernelCall]) -> list[KernelCall]:
     moving = []
     for call in known:
         calls_subgraph = any(operator.target in callers for operator in call.operators)
-        if not call.in_branch and not (call.kind == "extern" and calls_subgraph):
+        if not call.in_branch and not call.waits and not (call.kind == "extern" and calls_subgraph):
             moving.append(call)
     return moving
 

@@ -35,7 +35,7 @@ __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 _PLACEHOLDERS: Final = re.compile(r"(?:Placeholder\.|\b)(?:(?:KERNEL_NAME|triton_)(?=\()|DESCRIPTIVE_NAME\b)")
 _CONSEQUENCE: Final = "kernels can't be explained"
 _LIBRARIES: Final = (
-    (COLLECTIVE, re.compile(r"_c10d_functional\.")),
+    (COLLECTIVE, re.compile(r"_c10d_functional(?:_autograd)?\.|_dtensor\.|symm_mem\.")),
     ("SDPA", re.compile(r"scaled_dot_product|flash_attn|efficient_attention")),
     ("mkldnn", re.compile(r"mkldnn|onednn|mkl\.")),
     ("convolution", re.compile(r"convolution|\bconv\d?d?\b|cudnn")),
@@ -87,6 +87,8 @@ class KernelNotes:
     """What could not be read, each text once; never silently dropped."""
     current: Callable[[], tuple[str, int]]
     """Tells the compile id and the number of the graph whose code is being written."""
+    _side_by_side: list[Any] = field(default_factory=list)
+    """Nodes of the scheduler that hold loops side by side, and have been noted."""
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -112,6 +114,12 @@ class KernelNotes:
         return note
 
     def _after_definition(self, name: Any, source: str, nodes: Any, *rest: Any, **more: Any) -> None:
+        for node in nodes:
+            if hasattr(node, "get_subkernel_nodes") and any(known is node for known in self._side_by_side):
+                # Torch splits them where they have too many arguments, and says nowhere which are in which part.
+                self.lost.append(f"kernel {name}: a part of loops side by side, told with the first part")
+                return
+        self._side_by_side += [node for node in nodes if hasattr(node, "get_subkernel_nodes")]
         self._note(str(name), _single_nodes(nodes), source)
 
     def _after_extern_call(self, result: Any, node: Any, *rest: Any, **more: Any) -> None:
@@ -193,7 +201,8 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
     if not source:
         # Its inputs brought theirs along; of a call with several results no node is told, and it is the last.
         own = [node.node.origin_node for node in nodes if node.node.origin_node is not None]
-        computing = [origin for origin in own if origin.op == "call_function"] or computing[-1:]
+        computing = _of_collective(call.name, computing) or [
+            origin for origin in own if origin.op == "call_function"] or computing[-1:]
     operators = tuple(map(_operator_of, computing))
     reads, writes = accesses_of(nodes, [origins.last_of(node) for node in nodes])
     places = dict.fromkeys(operator.place for operator in operators if operator.place)
@@ -219,6 +228,15 @@ def _numbers_given(computing: Iterable[Any]) -> frozenset[str]:
             if given.op == "get_attr" or isinstance(given.meta.get("val"), _NUMBERS):
                 numbers.add(node_name(given))
     return frozenset(numbers)
+
+
+def _of_collective(name: str, origins: Iterable[Any]) -> list[Any]:
+    """The node of a collective that is called, and not the wait for it; none of another call.
+
+    Inductor calls some in place, whose names end with ``_``: ``all_reduce_`` for ``all_reduce``.
+    """
+    called = name.removesuffix(".default").removesuffix("_")
+    return [origin for origin in origins if str(origin.target).removesuffix(".default") == called]
 
 
 def _kind_of(name: str, nodes: list[Any], source: str) -> str:

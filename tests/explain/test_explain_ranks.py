@@ -16,6 +16,7 @@ from pytest_torchcompile.explain.command import explain_cell
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.roofline import Roofline
+from pytest_torchcompile.lowering.kernel_records import calls_that_move
 from pytest_torchcompile.plan.matrix import load_matrix
 
 pytestmark = [
@@ -33,6 +34,16 @@ axes:
   backend: [inductor, aot_eager]
   wrapper: [tp, simple_fsdp+tp*fake4]
   dynamic: [static]
+"""
+BROKEN_ON_RANK_1 = """
+import os
+from pytest_torchcompile.zoo import feed_forward as net
+from torch._dynamo.backends.registry import lookup_backend
+
+def refuses_on_rank_1(graph, inputs):
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("planted: rank 1 compiles nothing")
+    return lookup_backend("eager")(graph, inputs)
 """
 LIMIT = 240
 """Seconds for two ranks on a machine with other work; they take about 20."""
@@ -56,13 +67,19 @@ def test_fake_ranks(matrix, tmp_path):
     assert kernels["_c10d_functional.wait_tensor.default"] == ("library", "collective")
     text = "\n".join(explanation_lines(found))
     assert "library call, collective" in text
-    assert "could not be read: seconds of single kernels of several ranks" in text
+    assert "could not be read: seconds of single kernels of fake ranks: their collectives do nothing" in text
+    sending = next(kernel for kernel in found.kernels if "reduce_scatter" in kernel.name)
+    assert [operator.target for operator in sending.operators] == ["_c10d_functional.reduce_scatter_tensor.default"]
+    # A wait moves nothing.
+    waiting = [kernel for kernel in found.kernels if kernel.waits]
+    assert waiting
+    assert not {id(kernel) for kernel in waiting} & {id(kernel) for kernel in calls_that_move(found.kernels)}
     roofline = Roofline.of(found, "cpu")
     assert not [roof.name for roof in roofline.kernels if "c10d" in roof.name]
     assert roofline.collectives["_c10d_functional.reduce_scatter_tensor.default"] > 0
     assert "_c10d_functional.wait_tensor.default" not in roofline.collectives
-    last = list(roofline.lines())[-1]
-    assert last.startswith("  without the collectives, which the links between ranks bound: ")
+    first = next(roofline.lines())
+    assert first.startswith("collectives, which the links between ranks bound and no roof: ")
     # A graph cannot run by itself.
     written = write_files(found, tmp_path / ".compile-matrix" / "explain" / "net", roofline=roofline)
     assert "index.html" in {file.name for file in written}
@@ -83,9 +100,24 @@ def test_ranks_of_torchrun(matrix, tmp_path):
     assert "all_reduce" in (folder / "index.html").read_text()
 
 
+def test_an_error_of_one_rank_is_told(tmp_path):
+    """Also where rank 0 waits in a collective for that rank, and can't tell anything."""
+    (tmp_path / "models.py").write_text(BROKEN_ON_RANK_1)
+    file = tmp_path / "m.yaml"
+    file.write_text(MATRIX.replace("pytest_torchcompile.zoo:feed_forward", "models:net").replace(
+        "aot_eager", "models:refuses_on_rank_1"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pytest_torchcompile",
+               "explain", "net-models_refuses_on_rank_1-default-static-tp", "--matrix", str(file)]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert ended.returncode == 1
+    assert "rank 1: " in ended.stderr
+    assert "planted: rank 1 compiles nothing" in ended.stderr
+
+
 @pytest.mark.parametrize(("given", "said"), [
     ({}, "needs 2 processes, and this is one; run torchrun --nproc-per-node 2 -m pytest_torchcompile explain "
-         "net-inductor-default-static-tp, or name a cell of this model with fake ranks or wrapper none"),
+         "net-inductor-default-static-tp --matrix "),
     ({"WORLD_SIZE": "3", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1",
       "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"},
      "needs 2 processes, and torchrun has started 3; run torchrun --nproc-per-node 2 "),
@@ -98,8 +130,21 @@ def test_other_numbers_of_processes(matrix, monkeypatch, capsys, given, said):
     assert said in capsys.readouterr().err
 
 
+def test_one_process_is_enough(matrix, monkeypatch, capsys):
+    """Four processes would write into one folder."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "r")
+    assert main(["explain", "net-inductor-default-static-simple_fsdp+tp_fake4", "--matrix", str(matrix.path)]) == 4
+    assert "runs in one process, and torchrun has started 4; leave torchrun out" in capsys.readouterr().err
+
+
 def test_id_of_a_test_names_its_cell(matrix, capsys):
     """What pytest prints can be pasted."""
     name = "m.yaml::net-inductor-default-static-tq::compiles"
     assert main(["explain", name, "--matrix", str(matrix.path)]) == 4
     assert "'net-inductor-default-static-tq' is neither a cell of" in capsys.readouterr().err
+    assert main(["explain", f"other.yaml::{name.partition('::')[2]}", "--matrix", str(matrix.path)]) == 4
+    assert "is a test of other.yaml, and --matrix names" in capsys.readouterr().err
+    # Without --matrix its file is read.
+    assert main(["explain", name]) == 4
+    assert "m.yaml nor module:factory" in capsys.readouterr().err

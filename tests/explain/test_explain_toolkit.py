@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.explain.command import explain_cell
@@ -15,6 +16,7 @@ from pytest_torchcompile.explain.page import explanation_page
 from pytest_torchcompile.plan.matrix import load_matrix
 
 pytestmark = pytest.mark.needs_torch
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 MATRIX = """
 version: 1
 models:
@@ -60,6 +62,7 @@ def test_passes_and_tables(tmp_path, monkeypatch):
     assert "What graph passes changed" not in explanation_page(replace(found, passes=[]))
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="torch before 2.13 can't trace a whole step")
 def test_a_whole_step(tmp_path):
     """One graph with forward, loss and backward."""
     found = explained(tmp_path, passes="common_subexpressions", capture="step", decompositions="none")

@@ -118,7 +118,8 @@ def test_a_kernel_that_fills_zeros_is_no_layer_norm():
     assert differences(explained) == []
     filling = [kernel for kernel in explained.kernels if kernel.source and not kernel.reads]
     assert len(filling) == 1
-    assert [operator.target for operator in filling[0].operators] == ["aten.full.default"]
+    # Torch 2.11 has no node of the graph for it, and the fill is told as what it does.
+    assert [operator.target for operator in filling[0].operators] in (["aten.full.default"], ["fill"])
     assert [(tensor.of, tensor.partly) for tensor in filling[0].writes] == [(filling[0].operators[0].node, False)]
     assert filling[0].kept_inside == ()
     (adding,) = [kernel for kernel in explained.kernels if any("put_accumulate" in operator.node

@@ -10,7 +10,7 @@ import torch
 from pytest_torchcompile.backends.toolkit import toolkit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.faults import CASES, judged_case, selftest
-from pytest_torchcompile.faults.fault_parts import Case, Program, change_output
+from pytest_torchcompile.faults.fault_parts import Case, Program, change_output, settings_are_of_one_thread
 from pytest_torchcompile.faults.judged_case import Checked, JudgedCase, ReportedProblem, run_case
 from pytest_torchcompile.faults.programs import Perceptron, rows
 from pytest_torchcompile.faults.selftest import table
@@ -66,6 +66,20 @@ def test_a_fault_of_torch_may_have_been_mended(says):
     says()
     assert run_case(replace(FAULT, backend=lambda: toolkit, upstream="an issue")).verdict == "mended"
     assert run_case(replace(FAULT, backend=change_output(lambda y: y * 2), upstream="an issue")).verdict == "missed"
+
+
+def test_a_fault_of_torch_that_no_tensor_shows(says):
+    """The case asks this torch whether it has the fault; where it has, it is judged like any other."""
+    says(WRONG)
+    absent = run_case(replace(FAULT, upstream="an issue", here=lambda: False))
+    assert (absent.verdict, absent.text) == ("mended", "this torch does not have it (an issue)")
+    assert run_case(replace(FAULT, upstream="an issue", here=lambda: True)).verdict == "caught"
+
+
+def test_settings_of_threads():
+    """What the planted setting rests on: torch 2.12 keeps it from other threads, 2.11 does not."""
+    since = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+    assert settings_are_of_one_thread() is since
 
 
 def test_a_correct_backend_must_be_silent_and_must_differ(says):

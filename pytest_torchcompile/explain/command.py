@@ -54,6 +54,8 @@ def run_command(given: argparse.Namespace) -> int:
     from pytest_torchcompile.explain.roofline import Roofline
 
     folder = folder_of(planned.cell.id)
+    if sys.stderr.isatty() and job.rank == 0:
+        print(f"compiling {planned.cell.id}: a large model takes minutes", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace.log")
         explained = explain_cell(matrix, planned, trace, job)

@@ -12,6 +12,8 @@ import torch
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.cli import main
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.explain import command
 from pytest_torchcompile.explain.command import explain_cell
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
@@ -148,3 +150,18 @@ def test_id_of_a_test_names_its_cell(matrix, capsys):
     # Without --matrix its file is read.
     assert main(["explain", name]) == 4
     assert "m.yaml nor module:factory" in capsys.readouterr().err
+
+
+def test_a_terminal_is_told_that_it_compiles(matrix, monkeypatch, capsys):
+    """Nothing else is printed for minutes."""
+    def compiles(*given):
+        raise UsageError("compiled")
+
+    monkeypatch.setattr(command, "explain_cell", compiles)
+    asked = ["explain", "net-inductor-default-static-simple_fsdp+tp_fake4", "--matrix", str(matrix.path)]
+    assert main(asked) == 4
+    assert capsys.readouterr().err == "compiled\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(asked) == 4
+    told, _ = capsys.readouterr().err.splitlines()
+    assert told == "compiling net-inductor-default-static-simple_fsdp+tp_fake4: a large model takes minutes"

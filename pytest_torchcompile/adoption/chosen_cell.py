@@ -34,7 +34,8 @@ def chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
         if planned.cell.id == wanted:
             return matrix, planned
     ids = [planned.cell.id for planned in matrix.cells]
-    raise UsageError(f"{wanted!r} is neither a cell of {matrix.path} nor module:factory; {nearest(wanted, ids)}")
+    other = "" if given.matrix or file else "; name another matrix by --matrix FILE, or the cell as FILE::CELL"
+    raise UsageError(f"{wanted!r} is neither a cell of {matrix.path} nor module:factory; {nearest(wanted, ids)}{other}")
 
 
 def _file_and_cell(text: str) -> tuple[str, str]:
@@ -42,10 +43,15 @@ def _file_and_cell(text: str) -> tuple[str, str]:
 
     >>> _file_and_cell("matrix/smoke.yaml::net-inductor-default-auto-none::compiles")
     ('matrix/smoke.yaml', 'net-inductor-default-auto-none')
+    >>> _file_and_cell("net-inductor-default-auto-none::compiles")
+    ('', 'net-inductor-default-auto-none')
     >>> _file_and_cell("models:build")
     ('', 'models:build')
     """
     file, colons, rest = text.partition("::")
-    if not colons or Path(file).suffix not in (".yaml", ".yml"):
+    if not colons:
         return "", text
-    return file, rest.partition("::")[0]
+    if file.startswith("shipped:") or Path(file).suffix in (".yaml", ".yml"):
+        return file, rest.partition("::")[0]
+    # Of a cell, without its file, one check.
+    return "", file

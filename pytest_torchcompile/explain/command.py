@@ -48,7 +48,7 @@ def run_command(given: argparse.Namespace) -> int:
     not started as many processes.
     """
     matrix, planned = chosen_cell(given)
-    job = _own_job(matrix, planned, os.environ, given.matrix)
+    job = _own_job(matrix, planned, os.environ, given)
     # Before torch is loaded.
     set_environment()
     from pytest_torchcompile.explain.roofline import Roofline
@@ -112,11 +112,13 @@ def _device_is_lost() -> bool:
     return left_behind()
 
 
-def _own_job(matrix: Matrix, planned: PlannedCell, environment: Mapping[str, str], file: str | None = None) -> Job:
+def _own_job(
+    matrix: Matrix, planned: PlannedCell, environment: Mapping[str, str], given: argparse.Namespace | None = None
+) -> Job:
     """What this process does of the cell: all of it, or the rank that torchrun has given it.
 
-    Raises :class:`UsageError` for a cell of several processes where torchrun has not started as many. ``file``: the
-    matrix as the command names it.
+    Raises :class:`UsageError` for a cell of several processes where torchrun has not started as many. ``given``: the
+    command, which is told again with torchrun before it.
     """
     cell = planned.cell
     job = Job(cell.to_dict(), matrix.models[cell.model].to_dict(), str(matrix.root), ())
@@ -128,7 +130,9 @@ def _own_job(matrix: Matrix, planned: PlannedCell, environment: Mapping[str, str
                              f"{started}; leave torchrun out")
         return job
     # A cell's id may have what a shell reads.
-    words = ["explain", cell.id, *(["--matrix", file] if file else [])]
+    words = ["explain", cell.id if given is None else given.model]
+    if given is not None and given.matrix:
+        words += ["--matrix", given.matrix]
     command = f"torchrun --nproc-per-node {processes} -m pytest_torchcompile {shlex.join(words)}"
     try:
         own = Torchrun.read(environment)

@@ -89,6 +89,9 @@ def judge_passes(
         UsageError: for a model, calls or passes that are of no use.
     """
     toolkit = Toolkit(passes=passes, capture=capture, compiler="eager", decompositions=decompositions)
+    if not toolkit.graph_passes and decompositions in (None, "none"):
+        raise UsageError("there is no pass to judge; give passes=[my_pass], or the marker "
+                         "@pytest.mark.graph_passes([my_pass]) beside the fixture graph_pass")
     config = CompileConfig(backend=toolkit, fullgraph=True, dynamic=dynamic)
     wrap: Wrap | None = None
     if capture == "step":

@@ -114,7 +114,7 @@ class KernelCall:
     @property
     def waits(self) -> bool:
         """It waits for a collective, and moves nothing itself."""
-        return self.library == COLLECTIVE and "wait_tensor" in self.name
+        return self.name.startswith("_c10d_functional.wait_tensor")
 
     @property
     def bytes_read(self) -> int:
@@ -142,7 +142,7 @@ def calls_that_move(calls: Iterable[KernelCall]) -> list[KernelCall]:
     moving = []
     for call in known:
         calls_subgraph = any(operator.target in callers for operator in call.operators)
-        if not call.in_branch and not call.waits and not (call.kind == "extern" and calls_subgraph):
+        if not call.in_branch and not (call.kind == "extern" and calls_subgraph):
             moving.append(call)
     return moving
 

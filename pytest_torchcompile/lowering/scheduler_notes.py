@@ -205,6 +205,9 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
             origin for origin in own if origin.op == "call_function"] or computing[-1:]
     operators = tuple(map(_operator_of, computing))
     reads, writes = accesses_of(nodes, [origins.last_of(node) for node in nodes])
+    if call.waits:
+        # It hands on what the collective has moved.
+        reads, writes = (), ()
     places = dict.fromkeys(operator.place for operator in operators if operator.place)
     described = replace(
         call, subgraph=subgraph_name(), called_by=origins.callers(nodes),

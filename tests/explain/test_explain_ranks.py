@@ -18,7 +18,6 @@ from pytest_torchcompile.explain.command import explain_cell
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.roofline import Roofline
-from pytest_torchcompile.lowering.kernel_records import calls_that_move
 from pytest_torchcompile.plan.matrix import load_matrix
 
 pytestmark = [
@@ -74,8 +73,7 @@ def test_fake_ranks(matrix, tmp_path):
     assert [operator.target for operator in sending.operators] == ["_c10d_functional.reduce_scatter_tensor.default"]
     # A wait moves nothing.
     waiting = [kernel for kernel in found.kernels if kernel.waits]
-    assert waiting
-    assert not {id(kernel) for kernel in waiting} & {id(kernel) for kernel in calls_that_move(found.kernels)}
+    assert [(kernel.reads, kernel.writes) for kernel in waiting] == [((), ())] * len(waiting) != []
     roofline = Roofline.of(found, "cpu")
     assert not [roof.name for roof in roofline.kernels if "c10d" in roof.name]
     assert roofline.collectives["_c10d_functional.reduce_scatter_tensor.default"] > 0
@@ -150,6 +148,14 @@ def test_id_of_a_test_names_its_cell(matrix, capsys):
     # Without --matrix its file is read.
     assert main(["explain", name]) == 4
     assert "m.yaml nor module:factory" in capsys.readouterr().err
+    # As a heading of a failure has it.
+    assert main(["explain", name.partition("::")[2], "--matrix", str(matrix.path)]) == 4
+    assert "'net-inductor-default-static-tq' is neither a cell of" in capsys.readouterr().err
+    assert main(["explain", "shipped:fake::net-tq::compiles"]) == 4
+    assert "'net-tq' is neither a cell of" in (said := capsys.readouterr().err)
+    assert "fake.yaml" in said
+    assert main(["explain", "net-tq"]) == 4
+    assert "name another matrix by --matrix FILE, or the cell as FILE::CELL" in capsys.readouterr().err
 
 
 def test_a_terminal_is_told_that_it_compiles(matrix, monkeypatch, capsys):

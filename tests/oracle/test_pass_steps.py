@@ -192,6 +192,9 @@ def test_mistakes_in_the_call():
     """As of compare()."""
     with pytest.raises(UsageError, match="calls is empty"):
         judge_passes(Net(), [], ["dead_code"])
+    # A test without the marker would be green, and have judged nothing.
+    with pytest.raises(UsageError, match=r"there is no pass to judge; give passes=\[my_pass\], or the marker"):
+        judge_passes(Net(), [torch.randn(2, 6)], [])
 
 
 def test_the_check_judges_what_was_stored():

@@ -35,6 +35,7 @@ __all__ = [
     "UsageError",
     "headline",
     "nearest",
+    "short_line",
 ]
 
 OWN_FAILURE: Final = 70
@@ -122,6 +123,18 @@ def headline(text: str) -> str:
     if len(start) <= _LONGEST_HEADLINE:
         return start
     return f"{start[:_LONGEST_HEADLINE - 3]}..."
+
+
+def short_line(text: str, longest: int) -> str:
+    """All of a text on one line, cut behind ``longest`` characters: some messages of the compiler bring a graph along.
+
+    >>> short_line("aten.mm\\n  has no kernel", 40), short_line("aten.mm has no kernel", 7)
+    ('aten.mm has no kernel', 'aten.mm ...')
+    """
+    line = " ".join(text.split())
+    if len(line) <= longest:
+        return line
+    return f"{line[:longest].rstrip()} ..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ What is left then is expected to fail (``xfail``). Wrong numbers are neither, un
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 from pytest_torchcompile.checks import CHECKS, LIMITS, fails_by_wrong_numbers, way_of
 from pytest_torchcompile.checks.compiles import broken_library
 from pytest_torchcompile.checks.severity import RAISED, Severity, without_ranks
+from pytest_torchcompile.errors import short_line
 from pytest_torchcompile.observation import BAD, Judgement, Observation, Problem
 from pytest_torchcompile.plan.matrix import PlannedCell
 from pytest_torchcompile.report.causes import portable_path
@@ -194,27 +194,26 @@ class _Acceptance:
         for name in risky:
             message = expected.pop(name).problems[0].message
             why = (f"to name it beside would hide its wrong numbers too: --wrong-numbers "
-                   f"{self.result.planned.cell.id}:{name} does ({_one_line(message)})")
+                   f"{self.result.planned.cell.id}:{name} does ({short_line(message, _LONGEST)})")
             self.result.left.append(Left(self.result.planned.cell.id, name, why))
         return tuple(expected)
 
     def _why_left(self, name: str, judgement: Judgement) -> str:
         """Why nothing may be written for a verdict; empty if something may."""
         planned = self.result.planned
-        message = judgement.problems[0].message if judgement.problems else ""
+        said = short_line(judgement.problems[0].message, _LONGEST) if judgement.problems else ""
         if judgement.verdict == "xpass":
             return f"it passes, although {planned.rule} expects it to fail: remove that rule, or the check from it"
         if judgement.verdict == "error":
-            return f"it could not be judged: {_one_line(message)}"
+            return f"it could not be judged: {said}"
         if judgement.verdict == "timeout":
-            return f"it ran out of time, which says little of the model: raise --compile-timeout ({_one_line(message)})"
+            return f"it ran out of time, which says little of the model: raise --compile-timeout ({said})"
         if name in _STOPWATCH:
-            return f"it depends on a stopwatch: choose a limit by hand ({_one_line(message)})"
+            return f"it depends on a stopwatch: choose a limit by hand ({said})"
         if _is_wrong(name, judgement) and name not in self.named:
-            return (f"wrong numbers are accepted only by name: --wrong-numbers {planned.cell.id}:{name} "
-                    f"({_one_line(message)})")
+            return f"wrong numbers are accepted only by name: --wrong-numbers {planned.cell.id}:{name} ({said})"
         if planned.outcome == "xfail":
-            return f"{planned.rule} decides this cell already: add the check there ({_one_line(message)})"
+            return f"{planned.rule} decides this cell already: add the check there ({said})"
         return ""
 
     def _known_issue(self, judgement: Judgement) -> str:
@@ -269,14 +268,10 @@ def _is_looser(name: str, value: float, limits: Mapping[str, float]) -> bool:
 def _reason_of(problem: Problem, number: int = 1) -> str:
     """What was found and where, in one line."""
     message = re.sub(r"^graph break \(.*?\): ", "", without_ranks(problem.message))
-    reason = _one_line(message)
+    reason = short_line(message, _LONGEST)
     if problem.place:
         # The matrix is a file of the project: an installed library lies elsewhere on each machine.
         reason = f"{reason} at {portable_path(problem.place)}"
     if number > 1:
         reason += f", and {number - 1} more"
     return reason
-
-
-def _one_line(text: str) -> str:
-    return textwrap.shorten(text, _LONGEST, placeholder=" ...")

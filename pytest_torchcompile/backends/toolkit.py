@@ -82,10 +82,10 @@ class Toolkit:
 
     def __post_init__(self) -> None:
         # Mistakes are told where they are made, not by torch's compile error.
-        if self.dump is not None:
-            self.dump = Path(self.dump)
+        folder = None if self.dump is None else Path(self.dump)
+        self.dump = folder
         refuse_unknown_table(self.decompositions, self.root)
-        self._whole = self._whole_graph()
+        self._whole = self._whole_graph(folder)
 
     def __repr__(self) -> str:
         # It stands at the head of each compile error: what was chosen, and no more.
@@ -137,8 +137,8 @@ class Toolkit:
         brought = [each.brings_in for each in self.graph_passes if each.brings_in is not None]
         return max(brought, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
-    def _whole_graph(self) -> WholeGraph | None:
-        asked = self.passes or self.capture or self.compiler or self.dump or isinstance(self.decompositions, str)
+    def _whole_graph(self, dump: Path | None) -> WholeGraph | None:
+        asked = self.passes or self.capture or self.compiler or dump or isinstance(self.decompositions, str)
         if not asked:
             return None
         if self.dynamo or self.forward or self.backward:
@@ -146,7 +146,7 @@ class Toolkit:
                              "Toolkit takes one or the other; a pass for one graph is written forward=module:function")
         return WholeGraph(
             read_passes(self.passes, self.root), self.capture or "joint", self.compiler or "eager",
-            self.decompositions, self.recompute, Path(self.dump) if self.dump else None, self.root)
+            self.decompositions, self.recompute, dump, self.root)
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         """Compile one graph of Dynamo's."""

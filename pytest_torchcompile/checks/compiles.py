@@ -19,6 +19,7 @@ from pytest_torchcompile.checks.severity import BESIDE_BREAKS, RAISED, SLOW_GUAR
 from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.discrepancies import own_draws_text
 from pytest_torchcompile.oracle.proof import doubts, eager_frames, proof
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ __all__ = ["CHECK", "broken_library", "coverage_beside_breaks"]
 
 _BROKEN: Final = re.compile(r"(/\S+\.so): (?:file too short|invalid ELF header)")
 """What the system's loader says of a library that the linker did not finish."""
-_OWN_DRAWS: Final = "with Inductor's own random numbers, as in production,"
 _EAGERS_DRAWS: Final = ("the other checks have Inductor draw eager's numbers, and so it compiles: "
                         "`torch._inductor.config.fallback_random = True` does the same in production")
 
@@ -190,25 +190,15 @@ def _judge_guards(section: Mapping[str, Any], limits: Mapping[str, float]) -> It
 
 
 def _judge_own_draws(drawn: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """What production would meet: the same calls with random numbers that Inductor draws itself.
-
-    ``drawn``: None where nothing was to be tried, and in reports of earlier versions.
-    """
-    if drawn is None or not drawn["tried"]:
+    """What production would meet: the same calls with random numbers that Inductor draws itself."""
+    text = own_draws_text(drawn)
+    if drawn is None or not text:
         return
     if error := drawn["error"]:
-        yield _raised_with_own_draws(drawn, error)
-    elif not drawn["graphs"]:
-        yield Problem(f"{_OWN_DRAWS} nothing was compiled", hint=_EAGERS_DRAWS)
-    elif drawn["silent"]:
-        yield Problem(f"{_OWN_DRAWS} {len(drawn['silent'])} function(s) silently ran eagerly",
-                      evidence="\n".join(drawn["silent"]), hint=_EAGERS_DRAWS)
-
-
-def _raised_with_own_draws(drawn: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
-    evidence, file, line = _evidence_of(error, drawn["raised_at"])
-    return Problem(f"{_OWN_DRAWS} {RAISED} {error['type']} in {error['phase']} of {drawn['call']}: "
-                   f"{headline(error['text'])}", evidence=evidence, hint=_EAGERS_DRAWS, file=file, line=line)
+        evidence, file, line = _evidence_of(error, drawn["raised_at"])
+    else:
+        evidence, file, line = "\n".join(drawn["silent"]), "", 0
+    yield Problem(text, evidence=evidence, hint=_EAGERS_DRAWS, file=file, line=line)
 
 
 def remark(section: Mapping[str, Any]) -> str:

@@ -111,15 +111,31 @@ def _flops_of_graphs(stages: Sequence[Stage]) -> dict[int, dict[str, int]]:
     return {graph: flops_of_stage(stage) for graph, stage in enumerate(recorded)}
 
 
-def _roof_of(call: KernelCall, moved: int, known: Mapping[str, int], peaks: MachinePeaks) -> KernelRoof:
-    products, others, functions, uncounted = 0, 0, 0, False
+@dataclass(frozen=True)
+class _Work:
+    """What a kernel computes."""
+
+    products: int = 0
+    """FLOPs of its matrix products and convolutions, by torch's own formulas."""
+    arithmetic: int = 0
+    """Elements that its other operators make, each of them one FLOP."""
+    functions: int = 0
+    """Those of them that are a function's, as of ``exp``: they take many instructions each."""
+    uncounted: bool = False
+    """As :attr:`KernelRoof.uncounted`."""
+
+
+def _work_of(call: KernelCall, known: Mapping[str, int]) -> _Work:
+    """``known``: FLOPs of the nodes that have a formula, by name."""
+    products, arithmetic, functions, uncounted = 0, 0, 0, False
     stored = {tensor.of: tensor for tensor in call.writes}
     for operator in call.operators:
-        number = known.get(operator.node)
+        # These only move bytes.
         if operator.target in ("copy", "fill"):
             continue
-        if number is not None:
-            products += number
+        by_formula = known.get(operator.node)
+        if by_formula is not None:
+            products += by_formula
             continue
         name = _packet_name(operator.target)
         has_formula = _formula(name) is not None
@@ -127,18 +143,37 @@ def _roof_of(call: KernelCall, moved: int, known: Mapping[str, int], peaks: Mach
         uncounted = uncounted or has_formula or flops_unknown(name or operator.target.replace(".", "::", 1), False)
         if not operator.view:
             elements = _elements_made(operator, stored.get(operator.node))
-            others += elements
+            arithmetic += elements
             functions += elements * is_function(name)
+    return _Work(products, arithmetic, functions, uncounted)
+
+
+def _roof_of(call: KernelCall, moved: int, known: Mapping[str, int], peaks: MachinePeaks) -> KernelRoof:
+    """The least seconds of a kernel: those of what it computes or those of ``moved`` bytes, whichever are more."""
+    work = _work_of(call, known)
     dtype = call.writes[0].dtype if call.writes else "float32"
     # Plain arithmetic is cheap beside the bytes that it takes, so it is not held against a peak.
-    multiplying = products / peaks.products_per_second(dtype) if products else 0.0
-    evaluating = functions / peaks.functions if peaks.functions else 0.0
+    multiplying = evaluating = 0.0
+    if work.products:
+        multiplying = work.products / peaks.products_per_second(dtype)
+    if peaks.functions:
+        evaluating = work.functions / peaks.functions
     computing, moving = multiplying + evaluating, moved / peaks.bandwidth
     bound = "memory"
     if computing > moving:
         bound = "functions" if evaluating > multiplying else "compute"
-    return KernelRoof(call.name, call.stage, products + others, moved, max(computing, moving), bound, bool(products),
-                      dtype, uncounted, call.seconds)
+    return KernelRoof(
+        name=call.name,
+        stage=call.stage,
+        flops=work.products + work.arithmetic,
+        bytes=moved,
+        seconds=max(computing, moving),
+        bound=bound,
+        counted=bool(work.products),
+        dtype=dtype,
+        uncounted=work.uncounted,
+        measured=call.seconds,
+    )
 
 
 def _packet_name(target: str) -> str:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,10 +155,7 @@ def run_command(given: argparse.Namespace) -> int:
 
 
 def _judge_and_write(given: argparse.Namespace) -> int:
-    if given.json and given.github:
-        raise UsageError("--json: --github prints annotations where the JSON would be; run the gate once for each")
-    if given.update_policy and given.policy is None:
-        raise UsageError("--update-policy: there is no policy to update; give one by --policy")
+    _refuse_contradictions(given)
     given.reports = given.reports or [default_report("gate")]
     policy = Policy()
     if given.policy is not None:
@@ -169,28 +166,46 @@ def _judge_and_write(given: argparse.Namespace) -> int:
         outcome = gate(reports, policy, baseline, request=request)
     except ReportError as error:
         return _refuse_reports(given, error)
-    lines: list[str] = []
+    taken: list[str] = []
     if given.update_policy:
         taken = update(outcome, Path(given.policy))
         # What is announced is the verdict by the policy that is there now.
         if taken:
             outcome = gate(reports, read_policy(given.policy), baseline, request=request)
-        lines = [harmless_text(f"taken over: {text}") for text in taken]
+    lines = _lines_to_print(given, outcome, taken)
+    _write_files(given, outcome)
+    # After the files: the reader of a pipe may leave early.
+    for line in lines:
+        print(line)
+    return outcome.code
+
+
+def _refuse_contradictions(given: argparse.Namespace) -> None:
+    """Options of which each alone makes sense."""
+    if given.json and given.github:
+        raise UsageError("--json: --github prints annotations where the JSON would be; run the gate once for each")
+    if given.update_policy and given.policy is None:
+        raise UsageError("--update-policy: there is no policy to update; give one by --policy")
+
+
+def _lines_to_print(given: argparse.Namespace, outcome: GateOutcome, taken: Sequence[str]) -> list[str]:
+    """``taken``: what the policy has taken over."""
+    taken_over = [harmless_text(f"taken over: {text}") for text in taken]
     if given.json:
-        lines = [json.dumps({**outcome_record(outcome), "taken_over": lines}, indent=1)]
-    else:
-        lines = [*announcement(outcome), *lines]
+        return [json.dumps({**outcome_record(outcome), "taken_over": taken_over}, indent=1)]
+    lines = [*announcement(outcome), *taken_over]
+    if given.github:
+        lines += ci_formats.annotate_findings(outcome)
+    return lines
+
+
+def _write_files(given: argparse.Namespace, outcome: GateOutcome) -> None:
     if given.junit is not None:
         write_output(given.junit, ci_formats.junit(outcome), force=given.force)
     if given.summary is not None:
         write_output(given.summary, markdown.markdown(outcome), force=given.force)
     if given.github:
         _append_to_summary(markdown.markdown(outcome))
-        lines += ci_formats.annotate_findings(outcome)
-    # After the files: the reader of a pipe may leave early.
-    for line in lines:
-        print(line)
-    return outcome.code
 
 
 @contextmanager

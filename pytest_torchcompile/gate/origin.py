@@ -361,18 +361,28 @@ def _shown_duration(span: datetime.timedelta) -> str:
 def _check_folders(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
     """A report that lies in a folder of another commit may be of what nobody has any more."""
     for report in merged.reports:
-        git, head = _run_block(report).get("git"), request.heads.get(report.name)
-        # The report may be of a checkout elsewhere, so this is a note.
-        if git and head and git["commit"] != head:
-            text = f"{report.name} is of commit {git['commit'][:SHOWN]}, and HEAD of its folder is {head[:SHOWN]}"
-            yield Finding("commit", "note", text)
+        run = _run_block(report)
+        yield from _check_head(report.name, run.get("git"), request.heads.get(report.name))
         edited = request.edited.get(report.name, "")
         # An edit while the run went on is told already.
-        if not edited or _run_block(report).get("sources_edited"):
-            continue
-        text = f"{report.name} is older than edits in its folder: {edited}"
-        # What the run has imported is what it judged. Of other files nobody knows whether it would read them.
-        if edited != TRACKED_FILES:
-            yield _earlier_finding(text, (), request)
-        else:
-            yield Finding("sources", "note", text, hint="run the matrix again to have them judged")
+        if edited and not run.get("sources_edited"):
+            yield _finding_of_edits(report.name, edited, request)
+
+
+def _check_head(report: str, git: Mapping[str, Any] | None, head: str | None) -> Iterator[Finding]:
+    """``git``: what the run has noted of its own checkout; ``head``: the commit that its folder is at now."""
+    # Nothing can be told of a run outside of a checkout, nor of a report that was taken elsewhere.
+    if not git or not head or git["commit"] == head:
+        return
+    # The report may be of a checkout elsewhere, so this is a note.
+    yield Finding("commit", "note", f"{report} is of commit {git['commit'][:SHOWN]}, and HEAD of its folder is "
+                                    f"{head[:SHOWN]}")
+
+
+def _finding_of_edits(report: str, edited: str, request: OriginRequest) -> Finding:
+    text = f"{report} is older than edits in its folder: {edited}"
+    # Of tracked files that the run has not imported nobody knows whether it would read them.
+    if edited == TRACKED_FILES:
+        return Finding("sources", "note", text, hint="run the matrix again to have them judged")
+    # What the run has imported is what it judged.
+    return _earlier_finding(text, (), request)

@@ -116,7 +116,7 @@ class _GuardedBackward:
         if guard is None:
             raise error
         # Asked first: where it is raised nothing need be run again.
-        if guard.trial or guard.attempt.config.fail_policy == "raise":
+        if guard.under_test or guard.attempt.config.fail_policy == "raise":
             guard.failed_backward(error)
         if args is None or self._module is None or before is None:
             guard.refuse(error, "its compiled backward pass raised while it ran. The gradients of this step are "

@@ -168,9 +168,14 @@ def benchmark_sides(
     for which, timed in enumerate(timings):
         middle = median(timed.all)
         figures.append(SideFigures(
-            first[which], middle, quantile(timed.all, 0.1), quantile(timed.all, 0.9), counted.count / middle,
-            peaks[which].extra, insides.kernels[which],
-        ))  # fmt: skip
+            first_seconds=first[which],
+            median=middle,
+            low=quantile(timed.all, 0.1),
+            high=quantile(timed.all, 0.9),
+            items_per_second=counted.count / middle,
+            peak_bytes=peaks[which].extra,
+            kernels=insides.kernels[which],
+        ))
     verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
         verdict = NOTHING
@@ -180,11 +185,30 @@ def benchmark_sides(
         not_compiled = _why_nothing(seen)
     compiles = whole_compiles(seen.compiles)
     cached = sum(came_from_cache(compile_record.caches) for compile_record in compiles)
-    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
-                     len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
-                     insides.profile, insides.launches, insides.work, insides.parts,
-                     [record.to_dict() for record in late], over_limit, coverage, insides.eager_operators, others.told,
-                     not_compiled)
+    return Benchmark(
+        eager=figures[0],
+        compiled=figures[1],
+        ratio=ratio,
+        verdict=verdict,
+        repeats=plan.repeats[0],
+        compiles=len(compiles),
+        cached=cached,
+        recompiles=len(seen.recompiles) - first_recompiles,
+        late_compiles=len(late),
+        memory_source=peaks[0].source,
+        unit=counted.unit,
+        enabled=asked,
+        profile=insides.profile,
+        launches=insides.launches,
+        work=insides.work,
+        parts=insides.parts,
+        late=[record.to_dict() for record in late],
+        over_limit=over_limit,
+        coverage=coverage,
+        eager_operators=insides.eager_operators,
+        others_load=others.told,
+        not_compiled=not_compiled,
+    )
 
 
 def _why_nothing(seen: Ledger) -> str:

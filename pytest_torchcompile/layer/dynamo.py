@@ -121,7 +121,7 @@ def _falling_back(inner: Callable[..., Any], guard: Guard, entries: CacheEntries
 
     def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         # After a failure no further frame of the call is compiled: all of it would be thrown away.
-        if guard.eager or guard.pending is not None:
+        if guard.runs_eagerly or guard.pending is not None:
             return _run_eagerly(dynamo_types)
         # Before the frame begins: what the backend raised for another one is old.
         began = clock()
@@ -138,13 +138,13 @@ def _falling_back(inner: Callable[..., Any], guard: Guard, entries: CacheEntries
             guard.seconds += clock() - began
         if result.guarded_code is not None:
             guard.hooks.look_again()
-            if guard.trial:
+            if guard.under_test:
                 entries.guards.append(result.guarded_code.guard_manager)
         elif result.frame_exec_strategy.cur_action == run_only:
             guard.note_limit(_limit_text(frame.f_code))
-        elif config.suppress_errors and guard.refused is not None:
+        elif config.suppress_errors and guard.backend_error is not None:
             # The program's own setting: torch told nobody.
-            guard.failed(guard.refused)
+            guard.failed(guard.backend_error)
             return _run_eagerly(dynamo_types)
         return result
 

@@ -24,6 +24,7 @@ from pytest_torchcompile.oracle.discrepancies import (
     Discrepancy,
     find_discrepancies,
     never_repeats,
+    own_draws_text,
     undecided_notes,
     why_vacuous,
 )
@@ -169,15 +170,13 @@ def _compiled_with_own_draws(trial: ObjectTrial) -> dict[str, Any] | None:
 
 def _own_draws_problems(drawn: Mapping[str, Any] | None) -> Iterator[Discrepancy]:
     """What production would meet where Inductor draws the random numbers itself."""
-    if drawn is None:
+    text = own_draws_text(drawn)
+    if drawn is None or not text:
         return
     if error := drawn["error"]:
-        text = (f"with Inductor's own random numbers, which production compiles, the compiled run raised "
-                f"{error['type']} in {error['phase']} of {drawn['call']}: {headline(error['text'])}")
         yield Discrepancy("error", error["phase"], text, f"{error['text']}\n{error['traceback']}".strip())
-    elif not drawn["graphs"] or drawn["silent"]:
-        ran = ", ".join(drawn["silent"]) or "all of it"
-        yield Discrepancy("vacuous", "own draws", f"with Inductor's own random numbers {ran} silently ran eagerly")
+    else:
+        yield Discrepancy("vacuous", "own draws", text, "\n".join(drawn["silent"]))
 
 
 def _located_stages(trial: Trial) -> str:

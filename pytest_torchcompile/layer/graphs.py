@@ -51,7 +51,7 @@ class GuardedBackend:
         except Exception as error:
             guard = self.guard()
             if guard is not None:
-                guard.refused = error
+                guard.backend_error = error
             raise
         return _runner_of(_GuardedGraph(_written_out(compiled), original, self.guard, fixed))
 
@@ -187,21 +187,21 @@ class _GuardedGraph:
             self.differentiable.note(result, args)
 
     def run_instead(self, args: tuple[Any, ...], error: Exception, before: Before | None = None) -> Any:
-        """Run it eagerly in the place of a compiled run that raised; raise where that would be a guess."""
+        """Run it eagerly in the place of a compiled run that raised; raise where that would be a guess.
+
+        ``before``: copies of what the compiled run may have changed, if there are any.
+        """
         # Equal models share compiled code: the call's own guard has to know, not that of whom the code was made for.
         guard = guard_of_this_call() or self.guard()
         if guard is None or type(error).__name__ == _STOP:
             raise error
-        # A graph that has failed before is not begun again: then the first error is the cause.
         began = self.error is None
+        # A graph that has failed before is not begun again: then the first error is the cause.
         error = self.error or error
-        if guard.trial:
+        if guard.under_test:
             guard.note(error)
-        if began and before is not None:
-            before.restore()
-        elif began and not self._is_harmless(args):
-            self._try_on_copies(args)
-            guard.refuse(error, self._why_not_again(args))
+        if began:
+            self._take_back(args, error, before, guard)
         # There a recompute may be under way, for which the guard refuses; but the user's own error comes first.
         if in_backward():
             self._try_on_copies(args)
@@ -211,6 +211,15 @@ class _GuardedGraph:
         guard.failed(error, running=1)
         self.error, self.compiled, self.plain = error, _always_failing, True
         return result
+
+    def _take_back(self, args: tuple[Any, ...], error: Exception, before: Before | None, guard: Guard) -> None:
+        """Make good what a run that ended with ``error`` has written; raises where nobody knows how."""
+        if before is not None:
+            before.restore()
+        elif not self._is_harmless(args):
+            # The user's own error comes first here too.
+            self._try_on_copies(args)
+            guard.refuse(error, self._why_not_again(args))
 
     def _is_harmless(self, args: tuple[Any, ...]) -> bool:
         if self.effects is None:

@@ -42,42 +42,56 @@ class Pending(NamedTuple):
 
 
 class Guard:
-    """What is known of one compiled model; what it must decide when something fails."""
+    """What is known of one compiled model; what it must decide when something fails.
+
+    A model that comes with a sample batch is tested first (:attr:`under_test`). The calls of any other are watched
+    until one has run compiled code (:attr:`watched`). A failure in a call is :attr:`pending` until the call ends. Then
+    it makes the model run eagerly for good (:attr:`runs_eagerly`), at once or when that is safe
+    (:attr:`eager_is_due`).
+    """
 
     def __init__(self, attempt: Attempt, hooks: Hooks) -> None:
         self.attempt = attempt
         self.hooks = hooks
         self.undo: Callable[[], object] = _nothing
         """Takes back what was put into the model's parts."""
-        self.eager = False
-        """It runs eagerly for good."""
-        self.trial = False
-        """Failures are raised as torch raises them: somebody looks at them."""
-        self.waited_for = False
-        """In a trial, other ranks wait for this one in collectives: what fails is noted, and runs eagerly."""
-        self.watchful = True
-        """It is not known yet whether anything is compiled."""
-        self.pending: Pending | None = None
-        """Why a part of the call in progress runs eagerly."""
-        self.failure: BaseException | None = None
-        """A failure while :attr:`trial` was set."""
-        self.refused: Exception | None = None
-        """What the backend raised for the frame that is being compiled."""
-        self.postponed = False
+
+        # How calls run. The wrapper asks these in every call, so they are plain attributes.
+        self.runs_eagerly = False
+        """For good."""
+        self.watched = True
+        """Each call is asked what became of it: whether it ran compiled code, or whether eager's turn has come."""
+        self.eager_is_due = False
         """It runs eagerly for good as soon as nothing compiled is left to be recomputed."""
+
+        # The smoketest, and the speed check after it.
+        self.under_test = False
+        """Failures are raised as torch raises them: somebody looks at them."""
+        self.ranks_wait = False
+        """Under test, other ranks wait for this one in collectives: what fails is noted, and runs eagerly."""
+        self.failure_under_test: BaseException | None = None
+        """The first one."""
+
+        # The call in progress.
+        self.pending: Pending | None = None
+        """Why a part of it runs eagerly."""
+        self.backend_error: Exception | None = None
+        """What the backend raised for the frame that is being compiled."""
+        self.outstanding = Outstanding()
+
+        # What the log has not been told yet.
         self.seconds = 0.0
         """Spent compiling since the last log record."""
-        self.outstanding = Outstanding()
-        self.limits: dict[str, None] = {}
-        """Functions that hit the recompile limit, and have not been logged."""
-        self._known_limits: set[str] = set()
+        self.limits_to_log: dict[str, None] = {}
+        """Functions that hit the recompile limit."""
+        self._limits_seen: set[str] = set()
         self._lock = threading.Lock()
 
     # something failed
 
     def frame_begins(self) -> None:
         """Dynamo looks at a frame; no backend has refused a graph of it."""
-        self.refused = None
+        self.backend_error = None
 
     def failed(self, error: BaseException, phase: str = "call", running: int = 0) -> None:
         """A part of the model failed, and can be run eagerly in the state that it found.
@@ -85,7 +99,7 @@ class Guard:
         ``running``: 1 if it is a compiled graph that has begun to run. Raises the error where that is asked for, and
         :class:`CannotFallBack` where eager must not take over in the middle.
         """
-        if self.trial:
+        if self.under_test:
             self.note(error)
         else:
             why = self.outstanding.why_not_eager(RAN[0] - running)
@@ -97,15 +111,15 @@ class Guard:
             self.pending = Pending(error, phase, threading.get_ident())
 
     def note(self, error: BaseException) -> None:
-        """Remember a failure of the trial, and raise it unless other ranks wait."""
+        """Remember a failure of a test, and raise it unless other ranks wait."""
         # The first one, of which later ones may only be the echo.
-        self.failure = self.failure or error
-        if not self.waited_for:
+        self.failure_under_test = self.failure_under_test or error
+        if not self.ranks_wait:
             raise error
 
     def refuse(self, error: BaseException, why: str, phase: str = "call") -> None:
         """Raise :class:`CannotFallBack`. Calls from then on run eagerly, if none is left to be recomputed."""
-        if not self.trial:
+        if not self.under_test:
             self._log("cannot_fall_back", phase, error, f"{error_headline(error)}; {why}")
             # The step is lost, and the next one does not depend on it.
             if not self.outstanding.count:
@@ -115,31 +129,31 @@ class Guard:
 
     def failed_backward(self, error: BaseException) -> None:
         """A compiled backward pass failed, and its graph is run eagerly instead: that is the end of compiled code."""
-        if self.trial:
+        if self.under_test:
             self.note(error)
         elif self.outstanding.count and self.attempt.config.fail_policy != "raise":
             self._log("fallback_eager", "backward", error, f"{error_headline(error)}; its forward pass runs "
                       "eagerly from the first call on in which none is left to be recomputed by activation "
                       "checkpointing")
-            # Watchful, so that each call asks whether the last recompute has come.
-            self.postponed = self.watchful = True
+            # Watched, so that each call asks whether the last recompute has come.
+            self.eager_is_due = self.watched = True
         else:
             self._end(Pending(error, "backward", threading.get_ident()))
 
     def noted_failure(self) -> BaseException | None:
-        """What failed in the trial, for the smoketest: on a rank that others wait for it is not raised."""
-        return self.failure
+        """What failed under test, for the smoketest: on a rank that others wait for it is not raised."""
+        return self.failure_under_test
 
     def note_limit(self, function: str) -> None:
         """A function hit the recompile limit."""
         with self._lock:
-            if function not in self._known_limits:
-                self._known_limits.add(function)
-                self.limits[function] = None
+            if function not in self._limits_seen:
+                self._limits_seen.add(function)
+                self.limits_to_log[function] = None
 
     def drop(self) -> None:
         """The parts of the model are as they were, and run eagerly."""
-        self.eager = True
+        self.runs_eagerly = True
         self.undo()
 
     # a hook is new
@@ -148,16 +162,16 @@ class Guard:
         """Somebody has registered a hook since the last call. If the model runs it, its code is compiled again."""
         new_hook = self.hooks.notice_new()
         # While it is watched for its first compiled call nothing has been compiled without the hook.
-        if new_hook and not (self.watchful or self.trial):
+        if new_hook and not (self.watched or self.under_test):
             self._log("hooks_changed", "call", None, new_hook)
 
     # a call ends
 
     def settle(self) -> None:
         """A call ended without an exception: what failed in it was the compiler's fault."""
-        for function in [*self.limits]:
+        for function in [*self.limits_to_log]:
             # Another thread may have logged it meanwhile.
-            if self.limits.pop(function, True) is None:
+            if self.limits_to_log.pop(function, True) is None:
                 self._log("recompile_limit", "call", None, function)
         pending = self._take_pending()
         if pending is not None:
@@ -177,8 +191,8 @@ class Guard:
         return pending
 
     def _end(self, pending: Pending) -> None:
-        # In a trial the smoketest says what becomes of the model.
-        if self.trial:
+        # Under test the smoketest says what becomes of the model.
+        if self.under_test:
             return
         error = pending.error
         if self.attempt.config.fail_policy == "raise":
@@ -186,9 +200,9 @@ class Guard:
             raise CompileFailed(f"{self.attempt.model} does not run compiled: {error_headline(error)}") from error
         # Two threads may fail at once; one of them logs it and takes back what was put in.
         with self._lock:
-            if self.eager:
+            if self.runs_eagerly:
                 return
-            self.eager = True
+            self.runs_eagerly = True
         self.undo()
         self._log("fallback_eager", pending.phase, error)
 
@@ -198,7 +212,7 @@ class Guard:
     ) -> Any:
         """A call that may be the first, or that activation checkpointing may run again."""
         # The last recompute has come, so that nothing depends on compiled code any more.
-        if self.postponed and not self.outstanding.count:
+        if self.eager_is_due and not self.outstanding.count:
             self.drop()
             return eager(*args, **kwargs)
         before = RAN[0]
@@ -209,21 +223,21 @@ class Guard:
                 # Also of KeyboardInterrupt: nothing of this call may be settled by the next one.
                 self.dismiss()
                 raise
-        if self.pending is not None or self.limits:
+        if self.pending is not None or self.limits_to_log:
             self.settle()
-        if self.watchful and not (part or self.trial or self.eager or self.postponed):
+        if self.watched and not (part or self.under_test or self.runs_eagerly or self.eager_is_due):
             self._log_first_call(RAN[0] > before)
         return result
 
     def _log_first_call(self, compiled: bool) -> None:
         from pytest_torchcompile.state.torch_state import stance
 
-        # A stance that asks for eager says nothing of the model: it stays watchful.
+        # A stance that asks for eager says nothing of the model: it stays watched.
         if compiled:
-            self.watchful = False
+            self.watched = False
             self._log("compiled", "call")
         elif stance() == "default":
-            self.watchful = False
+            self.watched = False
             self._log("nothing_compiled", "call", None, "no compiled graph ran in its first call")
 
     def _log(self, result: str, phase: str, error: BaseException | None = None, reason: str = "") -> None:
@@ -257,12 +271,12 @@ def guarded_call(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # In every call: attributes and C functions alone, in the order of what is cheapest.
-        if guard.eager or traced() or compiler._is_compiling_flag:
+        if guard.runs_eagerly or traced() or compiler._is_compiling_flag:
             return eager(*args, **kwargs)
         # torch numbers all hooks of the process in one row: as long as it stands still, none is new.
         if handles.next_id != hooks.seen:
             guard.hook_registered()
-        if guard.watchful or outstanding.count or saving(True) is not None or (
+        if guard.watched or outstanding.count or saving(True) is not None or (
             not is_grad_enabled() and need_gradient(args, kwargs)
         ):
             return guard.call_slowly(compiled, eager, part, args, kwargs)
@@ -271,7 +285,7 @@ def guarded_call(
         except BaseException:
             guard.dismiss()
             raise
-        if guard.pending is not None or guard.limits:
+        if guard.pending is not None or guard.limits_to_log:
             guard.settle()
         return result
 

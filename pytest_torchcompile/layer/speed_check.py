@@ -42,11 +42,11 @@ def measure_speed(
 
     def run_eagerly(*args: Any, **kwargs: Any) -> Any:
         # Parts of the original may be guarded and compiled in place; so they run as they were.
-        guard.eager = True
+        guard.runs_eagerly = True
         try:
             return model(*args, **kwargs)
         finally:
-            guard.eager = False
+            guard.runs_eagerly = False
 
     batch = batch_for(model, sample_batch)
     eager_side, compiled_side = StepRunner(run_eagerly, module, loss), StepRunner(compiled, module, loss)

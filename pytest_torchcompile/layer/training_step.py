@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.errors import short_line
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, default_loss
@@ -70,7 +71,7 @@ def left_alone(
     raised = error
     if isinstance(error, StepFailed) and error.user_error is not None:
         raised = error.user_error
-    text = _on_one_line(str(raised))
+    text = short_line(str(raised), _TEXT_LENGTH)
     return StepFailed(f"the model raises {type(raised).__name__} on this rank: {text}; {why}", "forward", step,
                       user_error=raised)
 
@@ -106,12 +107,8 @@ def compiler_failure(fault: Fault, step: int) -> StepFailed:
 
 def _described(fault: Fault) -> str:
     where = f"{fault.type} in {fault.phase}"
-    text = _on_one_line(fault.text)
+    text = short_line(fault.text, _TEXT_LENGTH)
     return f"{where}: {text}" if text else where
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())[:_TEXT_LENGTH]
 
 
 # what ran

@@ -149,12 +149,12 @@ def _build(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Se
     call = guarded_call(guard, compile_whole, model)
 
     def compile_copy(copied: Any) -> Any:
-        if guard.eager:
+        if guard.runs_eagerly:
             return copied
         return maybe_compile(copied, of_copies, attempt.logger)
 
     def recipe() -> tuple[Any, ...]:
-        return _unpickled, (model, of_copies, attempt.logger, guard.eager)
+        return _unpickled, (model, of_copies, attempt.logger, guard.runs_eagerly)
 
     return _Built(compiled_module_of(model, call, compile_copy, recipe, guard.drop), guard, entries)
 
@@ -281,17 +281,18 @@ class _Healthcheck:
         from pytest_torchcompile.layer.speed_check import measure_speed
 
         guard = made.guard
-        guard.trial = True
+        guard.under_test = True
         try:
             answer = measure_speed(self.model, made.compiled, guard, self.sample_batch, wanted)
         except Exception as error:
-            if guard.failure is not None:
-                return _Failure("benchmark", guard.failure, f"in its timed steps: {error_headline(guard.failure)}")
+            failure = guard.failure_under_test
+            if failure is not None:
+                return _Failure("benchmark", failure, f"in its timed steps: {error_headline(failure)}")
             # What the smoketest saw to work stands.
             made.praise += f"; its speed was not measured: {error_headline(error)}"
             return None
         finally:
-            guard.trial = False
+            guard.under_test = False
             self.compile_seconds += guard.take_seconds()
         if not answer.enough:
             return _Failure("benchmark", CompileFailed(answer.text), answer.text)
@@ -307,7 +308,7 @@ class _Healthcheck:
             raise result.user_error
         if result.phase == "rank":
             return _Failure("healthcheck", FailedElsewhere(result.ranks), result.reason, final)
-        error = made.guard.failure
+        error = made.guard.failure_under_test
         if error is None:
             error = CompileFailed("\n".join(filter(None, (result.reason, result.evidence))))
         return _Failure("healthcheck", error, f"{result.reason} (in {result.phase})", final)
@@ -319,7 +320,7 @@ class _Healthcheck:
 
         guard, test = made.guard, CompileSmoketest(self.attempt.config.smoketest_steps)
         # Failures are raised for the smoketest to see; where other ranks wait for this one, noted instead.
-        guard.trial, guard.watchful, guard.waited_for = True, False, self.votes.spread
+        guard.under_test, guard.watched, guard.ranks_wait = True, False, self.votes.spread
         test.noted = guard.noted_failure
         forget_sizes, passed = remember_sizes(), False
         try:
@@ -332,7 +333,7 @@ class _Healthcheck:
             if ranks and passed:
                 result, passed = SmoketestResult(False, str(FailedElsewhere(ranks)), "rank", ranks=ranks), False
         finally:
-            guard.trial = guard.waited_for = False
+            guard.under_test = guard.ranks_wait = False
             self.compile_seconds += guard.take_seconds()
             if not passed:
                 made.drop()

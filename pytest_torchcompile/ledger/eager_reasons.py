@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytest_torchcompile.errors import short_line
 from pytest_torchcompile.ledger.records import EAGER_WITHOUT_WORDS, part_of
 
 __all__ = ["EagerReason", "break_reason", "eager_reason"]
@@ -45,11 +46,11 @@ def break_reason(graph_break: Mapping[str, Any]) -> EagerReason:
     """
     place = f"{graph_break['file']}:{graph_break['line']}"
     # Older reports have no reasons, and no hints.
-    reason = _one_line(graph_break.get("reason", ""))
+    reason = short_line(graph_break.get("reason", ""), _LONGEST)
     for part, (what, remedy) in _KNOWN.items():
         if part in reason:
             return EagerReason(f"{place}, where {what}", remedy)
-    hint = _one_line(graph_break.get("hint", ""))
+    hint = short_line(graph_break.get("hint", ""), _LONGEST)
     remedy = f"{_OUT_OF_FORWARD}; torch's hint: {hint}" if hint else _OUT_OF_FORWARD
     return EagerReason(f"{place} ({reason})" if reason else place, remedy)
 
@@ -70,11 +71,6 @@ def eager_reason(breaks: Sequence[Mapping[str, Any]], frames: Sequence[Mapping[s
         in_loop = ", inside a loop, where torch cannot go on" if frames and "in loop" in frames[0]["reason"] else ""
         return EagerReason(f"{subject} the graph break at {why.what}{in_loop}", why.remedy)
     if given_up:
-        return EagerReason(f"{given_up} ran eagerly ({_one_line(frames[0]['reason'])})",
+        return EagerReason(f"{given_up} ran eagerly ({short_line(frames[0]['reason'], _LONGEST)})",
                            "see the check `compiles` for what stayed outside")
     return EagerReason("torch reports no graph break and no frame that it skipped", EAGER_WITHOUT_WORDS)
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -32,8 +32,8 @@ from pytest_torchcompile.state.value_leaves import whole_value, write_whole
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 
-__all__ = ["REFUSED", "Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
-           "other_values", "passes_over", "shrink_values", "vary_parameters"]
+__all__ = ["REFUSED", "Call", "EagerCall", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants",
+           "memory_behind", "other_values", "passes_over", "shrink_values", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
@@ -256,6 +256,26 @@ class TrialOptions:
     def unwatched(self) -> TrialOptions:
         """The same, for a run whose result alone is wanted."""
         return replace(self, covered=False, keep_texts=False, instrument=None, known=None)
+
+
+@dataclass(frozen=True)
+class EagerCall:
+    """A call that was run eagerly."""
+
+    call: Call
+    recording: Recording
+    held: dict[HeldName, str]
+    """What it did to the outputs that were kept of earlier calls."""
+    one_process: Recording | None
+    """The same by one process, if there are several."""
+    settings: list[str]
+    """Settings of torch that it has left changed."""
+
+    def passed_with(self, compiled: Recording, graphs: int) -> Passed:
+        """What is kept of it, with the compiled run of the same call and the number of graphs that ran in that."""
+        eager = self.recording
+        return Passed(self.call, eager.error is not None, graphs, compiled.all_zero, eager.all_zero,
+                      eager.signalling_gradients)
 
 
 @dataclass(frozen=True)

@@ -192,18 +192,24 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
         if name in eager.discrete and others and not _vary(samples):
             text = "varies with the seed, compiled only" if _vary(others) else ""
             leaves.append(Leaf(name, "rng", len(others), bitwise=not text, message=text))
-            continue
-        for place, measure in enumerate(_MEASURES):
-            mine = [sample[place] for sample in samples]
-            theirs = [sample[place] for sample in others]
-            unit = 0.0
-            if measure in _IN_UNITS_OF_SCALE:
-                unit = _unit_of_steady(mine, max(sample[_SCALE] for sample in samples))
-            leaf = _compare_means(f"{measure} of {name}", mine, theirs, unit)
-            if not leaf.message:
-                leaf = _compare_spreads(leaf, mine, theirs)
-            leaves.append(leaf)
+        else:
+            leaves += _compare_measures(name, samples, others)
     return leaves
+
+
+def _compare_measures(name: str, eager: list[list[float]], compiled: list[list[float]]) -> Iterator[Leaf]:
+    """A leaf of each measure. Both have a list for each seed, with the measures in their order."""
+    for place, measure in enumerate(_MEASURES):
+        mine = [sample[place] for sample in eager]
+        theirs = [sample[place] for sample in compiled]
+        unit = 0.0
+        if measure in _IN_UNITS_OF_SCALE:
+            unit = _unit_of_steady(mine, max(sample[_SCALE] for sample in eager))
+        leaf = _compare_means(f"{measure} of {name}", mine, theirs, unit)
+        # Where the means are apart already, the variances need not be asked.
+        if not leaf.message:
+            leaf = _compare_spreads(leaf, mine, theirs)
+        yield leaf
 
 
 def _compare_seeds(eager: Chances, compiled: Chances) -> Leaf:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, small_to_cpu
-from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs
+from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
 from pytest_torchcompile.oracle.judging import (
-    eager_is_near,
     excused_difference,
     judge_beside_orders,
     judge_discrete,

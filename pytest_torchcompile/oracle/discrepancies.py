@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pytest_torchcompile.errors import headline
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, note, problem
 
-__all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "never_repeats", "undecided_notes",
-           "why_vacuous"]
+__all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "never_repeats", "own_draws_text",
+           "undecided_notes", "why_vacuous"]
 
 NOT_HELD = ("what is held of a call when the next one runs was not compared: CUDA graphs write to the same memory "
             "again, and a copy is up to the caller")
@@ -93,6 +95,26 @@ def undecided_notes(leaves: Iterable[tuple[str, Leaf]]) -> list[str]:
 def _first_of_calls(labels: Iterable[str]) -> str:
     first, *others = dict.fromkeys(labels)
     return f"{first} and {len(others)} more" if others else first
+
+
+def own_draws_text(drawn: Mapping[str, Any] | None) -> str:
+    """What production would meet where Inductor draws the random numbers itself, in words; '' where all is well.
+
+    ``drawn``: what :func:`~pytest_torchcompile.oracle.own_draws.compile_with_own_draws` has returned; None where there
+    was nothing to try, and in reports of earlier versions.
+    """
+    if drawn is None or not drawn["tried"]:
+        return ""
+    if error := drawn["error"]:
+        found = (f"the compiled run raised {error['type']} in {error['phase']} of {drawn['call']}: "
+                 f"{headline(error['text'])}")
+    elif not drawn["graphs"]:
+        found = "nothing was compiled"
+    elif drawn["silent"]:
+        found = f"{len(drawn['silent'])} function(s) silently ran eagerly"
+    else:
+        return ""
+    return f"with Inductor's own random numbers, as in production, {found}"
 
 
 def why_vacuous(leaves: Sequence[tuple[str, Leaf]]) -> str | None:

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_to_cpu
 from pytest_torchcompile.oracle.recording import Recording
 
-__all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs"]
+__all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
+           "eager_is_near"]
 
 WIDER: Final = frozenset({"float64", "float32"})
 """Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
@@ -193,3 +194,17 @@ def _real_tensor(value: Any) -> torch.Tensor | None:
 
 def _largest_distance(one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
     return float((finite_values(one) - finite_values(other)).abs().where(where, 0.0).amax())
+
+
+def eager_is_near(eager: Any, estimate: Estimate) -> bool:
+    """Whether eager is so near to what is expected that its own error is rounding, and can be a measure of it."""
+    if isinstance(eager, float):
+        eager = torch.tensor(eager, dtype=torch.float64)
+    elif isinstance(eager, complex):
+        eager = torch.tensor(eager, dtype=torch.complex128)
+    if not isinstance(eager, torch.Tensor) or not estimate.continuous:
+        return True
+    mine = as_real(small_to_cpu(eager.detach()))
+    if mine.dtype.itemsize == 1:
+        mine = mine.float()
+    return estimate.is_near(mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -24,7 +24,7 @@ from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
 
-__all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "excused_difference", "grain_of", "judge_beside_orders",
+__all__ = ["BIAS_FLOOR", "HALF", "excused_difference", "grain_of", "judge_beside_orders",
            "judge_discrete", "judge_numbers", "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
@@ -87,20 +87,6 @@ def judge_numbers(
     if is_unfit or problem(from_eager, limits) is None:
         return from_eager
     return from_reference
-
-
-def eager_is_near(eager: Any, estimate: Estimate) -> bool:
-    """Whether eager is so near to what is expected that its own error is rounding, and can be a measure of it."""
-    if isinstance(eager, float):
-        eager = torch.tensor(eager, dtype=torch.float64)
-    elif isinstance(eager, complex):
-        eager = torch.tensor(eager, dtype=torch.complex128)
-    if not isinstance(eager, torch.Tensor) or not estimate.continuous:
-        return True
-    mine = as_real(small_to_cpu(eager.detach()))
-    if mine.dtype.itemsize == 1:
-        mine = mine.float()
-    return estimate.is_near(mine)
 
 
 def _without_wide(
@@ -239,13 +225,82 @@ def _split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[_Stretch,
         yield _Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)
 
 
+@dataclass
+class _Tally:
+    """What a leaf's errors come to, gathered piece by piece so that memory stays that of one piece."""
+
+    limits: Limits
+    systematic: Projections
+    """Errors beside expected values, for the systematic offset."""
+    largest: float
+    """Of the expected values, infinities aside."""
+    typical: float
+    """Expected values below this size count as this size."""
+    elements_seen: int = 0
+    error_squares: float = 0.0
+    """Of errors, each over its noise, summed."""
+    zero_squares: float = 0.0
+    """The same of a leaf of zeros in the place of the compiled one."""
+    zero_peak: float = 0.0
+    """The largest error over noise of that leaf of zeros."""
+    peak: float = 0.0
+    """The largest error over noise, and the place of its element."""
+    worst: int = 0
+    first_beyond: int | None = None
+    """The place of the first element beyond the limit of ``peak``."""
+    wrong: int = 0
+    """Elements beyond the limit of ``rms``."""
+    lost: int = 0
+    """Those of them that zero would be as near to: see :data:`HALF`."""
+    blind: int = 0
+    """Elements of which noise hides all."""
+    farthest: float = 0.0
+    """The largest error in the leaf's own unit, and that of the elements which are off."""
+    farthest_off: float = 0.0
+
+    def add(self, part: _Stretch, compiled: torch.Tensor, eager: torch.Tensor) -> None:
+        """Go on by the next piece."""
+        error = part.error_of(compiled, eager)
+        # An element that jumps is off by chance one way or the other: it says nothing of a systematic offset.
+        self.systematic.add(error.where(~part.jumps, 0.0), part.exact)
+        distance, size = error.abs(), part.exact.abs()
+        ratio, signal = distance / part.noise, size / part.noise
+        self.error_squares += float(part.usual_ratio(ratio).square().sum())
+        self.zero_squares += float(part.usual_ratio(signal).square().sum())
+        self.zero_peak = max(self.zero_peak, float(signal.amax()))
+        self._count(part, distance, size)
+        self.farthest = max(self.farthest, float(distance.amax()))
+        self.farthest_off = max(self.farthest_off, float(distance.where(ratio > OFF, 0.0).amax()))
+        self._place(ratio)
+        self.elements_seen += compiled.numel()
+
+    def _count(self, part: _Stretch, distance: torch.Tensor, size: torch.Tensor) -> None:
+        """Count what is wrong, lost and blind."""
+        most = self.limits.rms
+        self.blind += int((part.noise * most >= size.clamp(min=self.typical)).sum())
+        off = distance / part.noise > most
+        self.wrong += int(off.sum())
+        # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
+        there = (size / part.noise > most) & (size > _RESOLVED * self.largest)
+        self.lost += int((off & there & (distance >= HALF * size)).sum())
+
+    def _place(self, ratio: torch.Tensor) -> None:
+        """Remember the worst element, and the first that is beyond the limit."""
+        top = float(ratio.amax())
+        if top > self.peak:
+            self.peak, self.worst = top, self.elements_seen + int(ratio.argmax())
+        if self.first_beyond is None and top > self.limits.peak:
+            self.first_beyond = self.elements_seen + int((ratio > self.limits.peak).nonzero()[0])
+
+    @property
+    def zeros_would_pass(self) -> bool:
+        """Whether a leaf of zeros would pass for the compiled one too."""
+        most_rms, _, _ = self.limits.of(self.elements_seen)
+        return bool((self.zero_squares / self.elements_seen) ** 0.5 <= most_rms and self.zero_peak <= self.limits.peak)
+
+
 def _measure_error(
-    leaf: Leaf,
-    e: torch.Tensor,
-    c: torch.Tensor,
-    scale: Scale,
-    limits: Limits,
-    estimate: Estimate | None = None,
+    leaf: Leaf, e: torch.Tensor, c: torch.Tensor, scale: Scale, limits: Limits, estimate: Estimate | None = None
 ) -> Leaf:
     """Fill in the error of ``c`` from the centre of the scale; memory stays that of one piece."""
     brink = None
@@ -254,52 +309,28 @@ def _measure_error(
     leaf = _compare_not_finite(replace(leaf, draws=scale.draws), e, c, scale.centre, brink)
     if leaf.message:
         return leaf
-    systematic = Projections(scale.weights)
-    largest = _largest_value(scale)
-    squares = zeros = peak = most = farthest = farthest_off = 0.0
-    start = wrong = lost = worst = blind = 0
-    first = None
+    tally = _Tally(limits, Projections(scale.weights), _largest_value(scale), scale.levels.typical)
     for part, (compiled, eager) in _split_leaf(scale, c, e):
-        error = part.error_of(compiled, eager)
-        systematic.add(error.where(~part.jumps, 0.0), part.exact)
-        ratio, signal = error.abs() / part.noise, part.exact.abs() / part.noise
-        squares += float(part.usual_ratio(ratio).square().sum())
-        zeros += float(part.usual_ratio(signal).square().sum())
-        most = max(most, float(signal.amax()))
-        blind += int((part.noise * limits.rms >= part.exact.abs().clamp_(min=scale.levels.typical)).sum())
-        off = ratio > limits.rms
-        wrong += int(off.sum())
-        # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
-        there = (signal > limits.rms) & (part.exact.abs() > _RESOLVED * largest)
-        lost += int((off & there & (error.abs() >= HALF * part.exact.abs())).sum())
-        farthest = max(farthest, float(error.abs().amax()))
-        farthest_off = max(farthest_off, float(error.abs().where(ratio > OFF, 0.0).amax()))
-        top = float(ratio.amax())
-        if top > peak:
-            peak, worst = top, start + int(ratio.argmax())
-        if first is None and top > limits.peak:
-            first = start + int((ratio > limits.peak).nonzero()[0])
-        start += compiled.numel()
-    leaf = with_values(leaf, worst if first is None else first, e, c, scale.centre)
-    count = c.numel()
-    blind = min(count, leaf.blind + blind)
-    # A leaf of zeros would pass for this one too.
-    if (zeros / count) ** 0.5 <= limits.of(count)[0] and most <= limits.peak:
+        tally.add(part, compiled, eager)
+    shown = tally.worst if tally.first_beyond is None else tally.first_beyond
+    leaf = with_values(leaf, shown, e, c, scale.centre)
+    count = tally.elements_seen
+    # Of elements that are not finite some are blind already.
+    blind = min(count, leaf.blind + tally.blind)
+    if tally.zeros_would_pass:
         blind = count
-    floor = 0.0
-    if limits.bias:
-        floor = BIAS_FLOOR / limits.bias
-    bias = scale.noise.excess(systematic, floor)
+    floor = BIAS_FLOOR / limits.bias if limits.bias else 0.0
+    bias = scale.noise.excess(tally.systematic, floor)
     grain = grain_off = None
     # Where most elements that are off are lost, being small beside the largest value is no excuse.
-    if lost <= wrong - lost:
-        grain = grain_of(farthest, largest, scale.dtype)
+    if tally.lost <= tally.wrong - tally.lost:
+        grain = grain_of(tally.farthest, tally.largest, scale.dtype)
         # Elements that are off shift the leaf as well. The others must not.
         _, most_bias, _ = limits.of(count)
         if bias <= most_bias or _bias_of_near(e, c, scale, floor) <= _BIAS_OF_REST * most_bias:
-            grain_off = grain_of(farthest_off, largest, scale.dtype)
-    return replace(leaf, rms=(squares / count) ** 0.5, bias=bias, peak=peak, grain=grain, grain_off=grain_off,
-                   wrong=wrong / count, blind=blind)
+            grain_off = grain_of(tally.farthest_off, tally.largest, scale.dtype)
+    return replace(leaf, rms=(tally.error_squares / count) ** 0.5, bias=bias, peak=tally.peak, grain=grain,
+                   grain_off=grain_off, wrong=tally.wrong / count, blind=blind)
 
 
 def _bias_of_near(e: torch.Tensor, c: torch.Tensor, scale: Scale, floor: float) -> float:

@@ -6,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.oracle.calls import (
     Call,
+    EagerCall,
     Make,
     Passed,
     Side,
@@ -32,7 +33,7 @@ from pytest_torchcompile.oracle.calls import (
 )
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.held import HeldName, held_leaves
+from pytest_torchcompile.oracle.held import held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.properties import has_drawn, labels_with_other_draws
 from pytest_torchcompile.oracle.recorder import record
@@ -64,17 +65,14 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class _EagerCall:
-    """A call that was run eagerly."""
+class _PlannedTraining:
+    """Steps of training that each side makes, from the same state."""
 
-    call: Call
-    recording: Recording
-    held: dict[HeldName, str]
-    """What it did to the outputs that were kept of earlier calls."""
-    one_process: Recording | None
-    """The same by one process, if there are several."""
-    settings: list[str]
-    """Settings of torch that it has left changed."""
+    calls: list[Call]
+    """One for each step."""
+    label: str
+    accumulated: bool
+    """Does the last step add to the gradients of the step before?"""
 
 
 class Trial:
@@ -184,7 +182,7 @@ class Trial:
                     return
                 if not self.compared:
                     continue
-                self.passed.append(_passed_call(done, recording, ledger.graph_runs - graph_runs))
+                self.passed.append(done.passed_with(recording, ledger.graph_runs - graph_runs))
                 if self.steps > 1 and not self.rate:
                     self.rate = learning_rate((self._one_process or eager).module, done.one_process or done.recording)
                 with self.phase("compare"), ledger.during(_EAGER):
@@ -192,7 +190,7 @@ class Trial:
                     if not self.replayed:
                         self.leaves += held_leaves(done.held, held, done.call.label)
 
-    def _run_eagerly(self, side: Side, call: Call, ledger: Ledger) -> _EagerCall:
+    def _run_eagerly(self, side: Side, call: Call, ledger: Ledger) -> EagerCall:
         """Run a call eagerly, and also by one process if there are several."""
         settings = SettingsSnapshot()
         first = self._one_process or side
@@ -211,7 +209,7 @@ class Trial:
         changes = settings.restore()
         self._check_eager(call, recording)
         self.draws = self.draws or has_drawn(recording, self.seed + call.index)
-        return _EagerCall(call, recording, held, one_process, changes)
+        return EagerCall(call, recording, held, one_process, changes)
 
     def _check_eager(self, call: Call, eager: Recording) -> None:
         """Raise EagerRaised for what the model raises, where it must not; and what is our own mistake, as it is."""
@@ -225,7 +223,7 @@ class Trial:
                 raised.given = given_text(eager.error, call.batch)
                 raise raised
 
-    def _compare_call(self, done: _EagerCall, compiled: Recording, spread: Spread) -> None:
+    def _compare_call(self, done: EagerCall, compiled: Recording, spread: Spread) -> None:
         call = done.call
 
         def expected() -> Reference:
@@ -255,7 +253,7 @@ class Trial:
             if leaf.kind not in _LAYOUT:
                 yield f"{label}, the ranks' eager run beside one process", replace(leaf, ranks=True)
 
-    def _compare_settings(self, done: _EagerCall, compiled: list[str]) -> None:
+    def _compare_settings(self, done: EagerCall, compiled: list[str]) -> None:
         """Compare what the two sides have left changed of torch's settings."""
         eager = done.settings
         self.leaks += [text for text in eager if text not in self.leaks]
@@ -293,65 +291,71 @@ class Trial:
             return self.options.references.get((*self.options.key, *key, unit), make)
 
     def _run_training(self, eager: Side, compiled: Side, ledger: Ledger) -> None:
-        # From the first pass: the second has other values.
-        calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
-        chosen = [calls[number % len(calls)] for number in range(self.steps)]
-        all_replicas = steps_of(call.batch_of_all for call in chosen)
-        label = f"{self.steps} training steps"
-        accumulated = self._accumulates(eager)
-
-        def train(side: Side, mode: AbstractContextManager[Any] | None,
-                  silent: frozenset[str] = frozenset()) -> Recording:
-            side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent,
-                                accumulated)
-            steps = steps_of(call.batch_for(side.spread) for call in chosen)
-            return record(training, training, steps, loss=no_loss, seed=self.seed, mode=mode, spread=side.spread)
-
+        plan = self._plan_training(eager)
         with self.phase("training"):
             with ledger.during(_EAGER), eager_on_purpose():
-                one_process = None
-                if self._one_process is not None:
-                    elsewhere = eager.spread.names_elsewhere
-                    one_process = train(self._one_process, self.new_tape(label), elsewhere).without(elsewhere)
-                recording = train(eager, self.new_tape(label))
-            errors = [recording.error, None if one_process is None else one_process.error]
-            for error in filter(None, errors):
+                one_process = self._train_in_one_process(plan, eager.spread)
+                recording = self._train(plan, eager, self.new_tape(plan.label))
+            eager_errors = [run.error for run in (recording, one_process) if run is not None and run.error is not None]
+            for error in eager_errors:
                 error.raise_own_mistake()
             # What eager raises here is no problem of the compiled side: there is nothing to compare.
-            if any(errors):
+            if eager_errors:
                 return
-            with ledger.during(label):
-                compiled_recording = train(compiled, None)
+            with ledger.during(plan.label):
+                compiled_recording = self._train(plan, compiled, None)
             if raised := compiled_recording.error:
-                self.compiled.error = replace(raised, phase=f"{raised.phase}, in {label}")
+                self.compiled.error = replace(raised, phase=f"{raised.phase}, in {plan.label}")
                 return
         with self.phase("compare"), ledger.during(_EAGER):
-            def expected() -> Reference:
-                return self._training_reference(all_replicas, label, accumulated)
+            self._compare_training(plan, one_process, recording, compiled_recording)
 
-            if one_process is not None:
-                for about, leaf in self._beside_one_process(label, one_process, recording, expected):
-                    self.trained += _labelled(about, rename_leaves([leaf], self.steps))
-            leaves = self._compare(recording, compiled_recording, expected, label, all_replicas)
-            self.trained += _labelled(label, rename_leaves(leaves, self.steps))
+    def _plan_training(self, eager: Side) -> _PlannedTraining:
+        # From the first pass: the second has other values.
+        calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
+        # Over several ranks nothing is accumulated: they average, and a pipeline scales, what is there before the
+        # backward pass too.
+        accumulated = self._one_process is None and type(eager.spread) is Spread
+        chosen = [calls[number % len(calls)] for number in range(self.steps)]
+        return _PlannedTraining(chosen, f"{self.steps} training steps", accumulated)
 
-    def _accumulates(self, side: Side) -> bool:
-        """Whether the last step of a training adds to the gradients of the step before.
+    def _train(self, plan: _PlannedTraining, side: Side, tape: Tape | None,
+               silent: frozenset[str] = frozenset()) -> Recording:
+        side.restore()
+        training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent,
+                            plan.accumulated)
+        steps = steps_of(call.batch_for(side.spread) for call in plan.calls)
+        return record(training, training, steps, loss=no_loss, seed=self.seed, mode=tape, spread=side.spread)
 
-        Not over several ranks: they average, and a pipeline scales, what is there before the backward pass too.
-        """
-        return self._one_process is None and type(side.spread) is Spread
+    def _train_in_one_process(self, plan: _PlannedTraining, ranks: Spread) -> Recording | None:
+        """The same steps as one process makes them, without what is not on this rank; None where there is one only."""
+        if self._one_process is None:
+            return None
+        elsewhere = ranks.names_elsewhere
+        return self._train(plan, self._one_process, self.new_tape(plan.label), elsewhere).without(elsewhere)
 
-    def _training_reference(self, batch: Batch, label: str, accumulated: bool) -> Reference:
-        training = Training(self.pristine, None, self.loss, self.rate, accumulated=accumulated)
+    def _compare_training(self, plan: _PlannedTraining, one_process: Recording | None, eager: Recording,
+                          compiled: Recording) -> None:
+        all_replicas = steps_of(call.batch_of_all for call in plan.calls)
+
+        def expected() -> Reference:
+            return self._training_reference(all_replicas, plan)
+
+        if one_process is not None:
+            for about, leaf in self._beside_one_process(plan.label, one_process, eager, expected):
+                self.trained += _labelled(about, rename_leaves([leaf], self.steps))
+        leaves = self._compare(eager, compiled, expected, plan.label, all_replicas)
+        self.trained += _labelled(plan.label, rename_leaves(leaves, self.steps))
+
+    def _training_reference(self, batch: Batch, plan: _PlannedTraining) -> Reference:
+        training = Training(self.pristine, None, self.loss, self.rate, accumulated=plan.accumulated)
 
         def make() -> Reference:
-            return reference(training, batch, loss=no_loss, seed=self.seed, tape=self.tapes[label], unit=self.unit,
-                             draw=False, kept={})
+            return reference(training, batch, loss=no_loss, seed=self.seed, tape=self.tapes[plan.label],
+                             unit=self.unit, draw=False, kept={})
 
         with self.phase("reference"):
-            return self.options.references.get((*self.options.key, label, self.unit), make)
+            return self.options.references.get((*self.options.key, plan.label, self.unit), make)
 
     def _cover_calls(self, eager: Side, compiled: Side, ledger: Ledger) -> Fault | None:
         for call in self.calls:
@@ -379,12 +383,6 @@ class Trial:
 
 def _labelled(label: str, leaves: Iterable[Leaf]) -> list[tuple[str, Leaf]]:
     return [(label, leaf) for leaf in leaves]
-
-
-def _passed_call(done: _EagerCall, compiled: Recording, graphs: int) -> Passed:
-    eager = done.recording
-    return Passed(done.call, eager.error is not None, graphs, compiled.all_zero, eager.all_zero,
-                  eager.signalling_gradients)
 
 
 def _name_from_root(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:

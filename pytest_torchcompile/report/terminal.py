@@ -213,19 +213,11 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None, common: _Common 
     yield from _total_lines(journal, selected, total, any_bad)
     if text := reused_text(journal.reused(), len(selected)):
         yield text, {}
-    for planned in selected:
-        if leaks := journal.leaks(planned.cell.id):
-            yield (f"{planned.cell.id} changed torch's settings, which were put back: {'; '.join(leaks)}",
-                   {"yellow": True})
+    yield from _leak_lines(journal, selected)
     for text in _column_lines(journal):
         yield text, {}
     yield from _cut_short_lines(journal)
-    for (name, table), cells in journal.idle_passes().items():
-        advice = "so nothing is proved of it: give it a model with something to change"
-        if table:
-            advice = (f"all with decompositions {table}, and did with others: the table may have taken its operators "
-                      "apart; pytest-torchcompile explain CELL lists them")
-        yield f"pass {name} changed no graph in {count(cells, 'cell')}, {advice}", {"yellow": True}
+    yield from _idle_pass_lines(journal)
     yield from _time_lines(journal)
 
     mistakes = journal.usage_errors()
@@ -239,6 +231,24 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None, common: _Common 
     for mistake in mistakes:
         if not any(mistake in line for line, _ in causes):
             yield mistake, {"red": True}
+
+
+def _leak_lines(journal: Journal, selected: Iterable[PlannedCell]) -> Iterator[_Line]:
+    for planned in selected:
+        if leaks := journal.leaks(planned.cell.id):
+            yield (f"{planned.cell.id} changed torch's settings, which were put back: {'; '.join(leaks)}",
+                   {"yellow": True})
+
+
+def _idle_pass_lines(journal: Journal) -> Iterator[_Line]:
+    """Graph passes that had nothing to do in any cell, or in none of those with one table of decompositions."""
+    for (name, table), cells in journal.idle_passes().items():
+        advice = "so nothing is proved of it: give it a model with something to change"
+        # With another table it found something: then the model is not to blame.
+        if table:
+            advice = (f"all with decompositions {table}, and did with others: the table may have taken its operators "
+                      "apart; pytest-torchcompile explain CELL lists them")
+        yield f"pass {name} changed no graph in {count(cells, 'cell')}, {advice}", {"yellow": True}
 
 
 def _table_lines(by_place: _ByPlace) -> Iterator[str]:

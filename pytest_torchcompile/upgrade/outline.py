@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 from pytest_torchcompile.adoption.stale_rules import StaleRule
 from pytest_torchcompile.checks import COMPARING, severity
 from pytest_torchcompile.checks.severity import Effect, Severity
+from pytest_torchcompile.errors import short_line
 from pytest_torchcompile.gate.baseline import Change
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import check_effect, portable_path
@@ -25,6 +25,8 @@ __all__ = ["SECTIONS", "Outline", "OutlineLine", "Section", "make_outline"]
 
 SCHEMA_VERSION: Final = "1.0"
 _SHOWN_LINES: Final = 4
+_LONGEST: Final = 400
+"""Characters of a line."""
 _CHANGED_KERNELS: Final = 20
 """Pieces of code that are named; the others are counted."""
 
@@ -195,8 +197,8 @@ def _line_of_cause(new: NewCause, section: str) -> OutlineLine:
     cause = new.cause
     problem = cause.problem
     text = f"{first_names(cause.models)} {cause.effect.of(len(cause.models))}: {problem.message}"
-    return OutlineLine(section, _one_line(text), new.cells, cause.checks[0], _portable_place(problem.place),
-                       _one_line(problem.hint.partition("\n")[0]))
+    return OutlineLine(section, short_line(text, _LONGEST), new.cells, cause.checks[0], _portable_place(problem.place),
+                       short_line(problem.hint.partition("\n")[0], _LONGEST))
 
 
 def _lines_of_changes(changes: Sequence[Change], run: Merged) -> Iterator[OutlineLine]:
@@ -224,7 +226,7 @@ def _hint_at(change: Change, run: Merged) -> str:
     for cell in change.cells:
         for record in Facts(run.cells[cell]).section(section).get(section) or ():
             if (portable_path(str(record.get("file"))), record.get("line")) == (change.file, change.line):
-                return _one_line(str(record.get(key) or "").partition("\n")[0])
+                return short_line(str(record.get(key) or "").partition("\n")[0], _LONGEST)
     return ""
 
 
@@ -354,18 +356,6 @@ def _lines_of_better(found: UpgradeComparison, stale: Sequence[StaleRule]) -> It
     for new in found.causes:
         if _section_of_effect(new.cause.effect) == "better" and not covered.issuperset(new.cells):
             yield _line_of_cause(new, "better")
-
-
-_BLANKS: Final = re.compile(r"\s+")
-# Letters; some messages of the compiler bring a whole graph along.
-_LONGEST: Final = 400
-
-
-def _one_line(text: str) -> str:
-    text = _BLANKS.sub(" ", text).strip()
-    if len(text) > _LONGEST:
-        return f"{text[:_LONGEST]} ..."
-    return text
 
 
 def _portable_place(place: str) -> str:

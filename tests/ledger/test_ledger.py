@@ -170,3 +170,17 @@ def test_there_are_enough_sequences():
     """A guard against losing them: fewer than forty sequences with known ledgers are no evidence."""
     files = [Path(__file__).with_name(f"test_ledger_{name}.py") for name in ("objects", "tensors")]
     assert sum(file.read_text(encoding="utf-8").count("(known_ledger):") for file in files) >= 50
+
+
+def test_guards_are_timed_more_than_once(monkeypatch):
+    """One time that something interrupted is not what they cost."""
+    guards = pytest.importorskip("torch._dynamo.guards")
+    if not hasattr(guards, "profile_guard_manager"):
+        pytest.skip("torch before 2.9 does not time guards")
+    times = iter([9000.0, 130.0, 120.0, 125.0, 8000.0])
+    monkeypatch.setattr(guards, "profile_guard_manager", lambda *asked: next(times))
+    torch._dynamo.reset()
+    with observe() as seen:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+    assert [found.guard_microseconds for found in seen.compiles] == [120]
+    assert next(times, None) is None

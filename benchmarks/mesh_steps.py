@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from toolkit_inductor import ratio_of
+from toolkit_inductor import error_of, ratio_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -53,6 +53,8 @@ MODELS: dict[str, dict[str, int]] = {
 """Arguments of ``zoo.mini_gpt_aligned``."""
 STEPS = 5
 """Timed steps of a side in a round."""
+SIZES = {"Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1}
+"""Bytes of an element, by the names of dtypes in torch's trace."""
 
 
 def backends() -> dict[str, Any]:
@@ -130,11 +132,6 @@ def run_step(call: Callable[..., Any], model: torch.nn.Module, ids: torch.Tensor
     return output.detach()
 
 
-def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
-    difference = float((found.double() - expected.double()).norm())
-    return difference / (float(expected.double().norm()) or 1.0)
-
-
 def whole(tensor: Any) -> torch.Tensor:
     gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
@@ -171,7 +168,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def collectives_of(step: Callable[[], object], device: torch.device, folder: Path) -> tuple[Counter[str], Counter[str]]:
-    """How many collectives a step begins by the name of c10d's operator, and bytes by the name of NCCL's."""
+    """How many collectives a step begins by the name of c10d's operator, and bytes by the name of NCCL's.
+
+    From the profiler, which sees eager and compiled code alike.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -182,14 +182,13 @@ def collectives_of(step: Callable[[], object], device: torch.device, folder: Pat
     profile.export_chrome_trace(str(file))
     calls: Counter[str] = Counter()
     moved: Counter[str] = Counter()
-    sizes = {"Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1}
     for event in json.loads(file.read_text())["traceEvents"]:
         name, facts = event.get("name", ""), event.get("args", {})
         if name.startswith("c10d::"):
             calls[name.removeprefix("c10d::").strip("_")] += 1
         if name.startswith("ncclDevKernel") and "Collective name" in facts:
             elements = max(int(facts.get("In msg nelems", 0)), int(facts.get("Out msg nelems", 0)))
-            moved[facts["Collective name"]] += elements * sizes.get(facts.get("dtype", ""), 4)
+            moved[facts["Collective name"]] += elements * SIZES.get(facts.get("dtype", ""), 4)
     calls.pop("barrier", None)
     return calls, moved
 
@@ -249,10 +248,8 @@ def judge_side(result: SideResult, step: Callable[[], torch.Tensor], model: torc
     output = step()
     synchronize(device)
     result.first_step = time.perf_counter() - begun
-    gradient_error = 0.0
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            gradient_error = max(gradient_error, error_of(whole(parameter.grad), plain.gradients[name]))
+    gradients = {name: whole(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+    gradient_error = error_of(list(gradients.values()), [plain.gradients[name] for name in gradients])
     first = output.clone()
     # The first rank of a pair hands on its output.
     dist.broadcast(first, group=pair, group_src=0)
@@ -261,7 +258,8 @@ def judge_side(result: SideResult, step: Callable[[], torch.Tensor], model: torc
     calls, moved = collectives_of(step, device, folder)
     result.collectives, result.collective_bytes = dict(calls), dict(moved)
     result.peak_bytes = peak_of(step, device)
-    return Errors(error_of(output, plain.outputs[replica]), gradient_error, error_of(output, first), dict(calls))
+    output_error, pair_error = error_of([output], [plain.outputs[replica]]), error_of([output], [first])
+    return Errors(output_error, gradient_error, pair_error, dict(calls))
 
 
 def fill_in(result: SideResult, heard: list[Errors]) -> None:

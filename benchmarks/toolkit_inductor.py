@@ -161,8 +161,8 @@ def seconds_of(sides: list[Side], rounds: int, device: str) -> tuple[int, list[l
     for side in sides:
         side.start_anew()
         timed(side, FEWEST_STEPS)
-    alone = min(timed(sides[0], FEWEST_STEPS) for _ in range(3)) / FEWEST_STEPS
-    steps = min(max(math.ceil(ROUND / alone), FEWEST_STEPS), MOST_STEPS)
+    one_step = min(timed(sides[0], FEWEST_STEPS) for _ in range(3)) / FEWEST_STEPS
+    steps = min(max(math.ceil(ROUND / one_step), FEWEST_STEPS), MOST_STEPS)
     found: list[list[float]] = [[] for _ in sides]
     for number in range(rounds):
         turn = number % len(sides)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["BAD", "GOOD", "NO_RANK", "RAISED_TWICE", "VERDICTS", "Failure", "Job", "Judgement", "Observation",
+__all__ = ["BAD", "GOOD", "NO_RANK", "RAISED", "RAISED_TWICE", "VERDICTS", "Failure", "Job", "Judgement", "Observation",
            "Problem", "RankOutcome", "rank_failed", "verdicts_in", "worst"]
 
 VERDICTS: Final = (
@@ -24,6 +24,8 @@ BAD: Final = ("xpass", "fail", "error", "timeout", "crash")
 
 NO_RANK: Final = "no_rank"
 """The kind of failure of a cell that was not run, because no rank process could be had."""
+RAISED: Final = "the compiled run raised"
+"""How every text begins that tells of an exception: the same text in two models is the same fault of a backend."""
 RAISED_TWICE: Final = "raised twice"
 """The phase of a failure ``usage`` that every cell has which calls the user's functions alike."""
 

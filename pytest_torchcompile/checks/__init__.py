@@ -20,6 +20,7 @@ from pytest_torchcompile.backends import promised
 from pytest_torchcompile.checks import severity
 from pytest_torchcompile.checks.numbers import Column, Limit
 from pytest_torchcompile.checks.severity import Effect, Way
+from pytest_torchcompile.observation import RAISED
 from pytest_torchcompile.wrappers import limits_of
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -183,7 +184,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
                "allowed graph break leaves some to eager", whole=False, most=1),
          Limit("guard_us", "max", None, "microseconds in which the guards of one function are asked; by default they "
                "are only recorded")),
-        (Way(severity.RAISED, severity.RAISES),
+        (Way(RAISED, severity.RAISES),
          Way(severity.BESIDE_BREAKS, severity.PARTLY_EAGER, follows="graph_breaks"),
          Way(severity.UNCOVERED, severity.EAGER, follows="graph_breaks"),
          Way(f"^{severity.SLOW_GUARDS}", severity.TOO_MUCH),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.severity import EMPTY, RAISED
-from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.checks.severity import EMPTY
+from pytest_torchcompile.observation import RAISED, Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.wrappers.protocol import CellTrial

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.numerics import located_stage, tried_remedy
-from pytest_torchcompile.checks.severity import BESIDE_BREAKS, RAISED, SLOW_GUARDS, UNCOVERED
+from pytest_torchcompile.checks.severity import BESIDE_BREAKS, SLOW_GUARDS, UNCOVERED
 from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.observation import RAISED, Problem
 from pytest_torchcompile.oracle.discrepancies import own_draws_text
 from pytest_torchcompile.oracle.proof import doubts, eager_frames, proof
 

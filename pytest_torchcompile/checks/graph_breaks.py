@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.compiles import coverage_beside_breaks
-from pytest_torchcompile.checks.severity import EMPTY, RAISED
+from pytest_torchcompile.checks.severity import EMPTY
 from pytest_torchcompile.ledger.records import NOT_CONVERTED
-from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.observation import RAISED, Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.wrappers.protocol import CellTrial

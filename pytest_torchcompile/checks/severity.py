@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from pytest_torchcompile.observation import RAISED
+
 # And the effects, one constant each.
-__all__ = ["BESIDE_BREAKS", "EMPTY", "NUMBERS_OF_TESTS", "RAISED", "SLOW_GUARDS", "TEST_CHECK", "UNCOVERED", "Effect",
-           "Severity", "Way", "without_ranks"]
+__all__ = ["BESIDE_BREAKS", "EMPTY", "NUMBERS_OF_TESTS", "SLOW_GUARDS", "TEST_CHECK", "UNCOVERED", "Effect", "Severity",
+           "Way", "without_ranks"]
 
 EMPTY: Final = "nothing to judge"
 """How a check begins that has nothing to say; mostly because another one of the cell failed."""
-RAISED: Final = "the compiled run raised"
-"""How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
 SLOW_GUARDS: Final = "the guards of"
 UNCOVERED: Final = "of the model's operator calls ran inside compiled graphs"
 """How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""

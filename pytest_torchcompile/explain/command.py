@@ -30,6 +30,7 @@ from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from pytest_torchcompile.explain.explanation import Explanation
+    from pytest_torchcompile.explain.roofline import Roofline
     from pytest_torchcompile.plan.expansion import PlannedCell
     from pytest_torchcompile.plan.matrix import Matrix
     from pytest_torchcompile.wrappers.protocol import Wrapper
@@ -52,6 +53,7 @@ def run_command(given: argparse.Namespace) -> int:
     # Before torch is loaded.
     set_environment()
     from pytest_torchcompile.explain.roofline import Roofline
+    from pytest_torchcompile.wrappers.process_group import left_behind
 
     folder = folder_of(planned.cell.id)
     if sys.stderr.isatty() and job.rank == 0:
@@ -65,23 +67,28 @@ def run_command(given: argparse.Namespace) -> int:
         errors = _errors_of_ranks(job, explained.error)
         if job.rank > 0:
             return 1 if explained.error else 0
-        roofline = None if _device_is_lost() else Roofline.of(explained, planned.cell.device)
+        # A device may wait for ever for the collective of a group that was left behind.
+        roofline = None if left_behind() else Roofline.of(explained, planned.cell.device)
         write_files(explained, folder, trace, roofline)
     if given.json:
         told = {} if roofline is None else roofline.to_dict()
         print(json.dumps({**explained.to_dict(), "roofline": told}, indent=1))
     else:
-        for line in explanation_lines(explained):
-            print(harmless_text(line))
-        print()
-        for line in () if roofline is None else roofline.lines():
-            print(harmless_text(line))
-        print(f"\nall stages side by side: {folder}/index.html; graphs, kernels, guards and the roofline "
-              "are files beside it")
+        _print_text(explained, roofline, folder)
     for rank, error in errors.items():
         if rank > 0:
             print(harmless_text(f"explained is rank 0; rank {rank}: {error}"), file=sys.stderr)
     return 1 if errors else 0
+
+
+def _print_text(explained: Explanation, roofline: Roofline | None, folder: Path) -> None:
+    lines = [*explanation_lines(explained), ""]
+    if roofline is not None:
+        lines += roofline.lines()
+    for line in lines:
+        print(harmless_text(line))
+    print(f"\nall stages side by side: {folder}/index.html; graphs, kernels, guards and the roofline "
+          "are files beside it")
 
 
 def _errors_of_ranks(job: Job, error: str) -> dict[int, str]:
@@ -105,13 +112,6 @@ def _errors_of_ranks(job: Job, error: str) -> dict[int, str]:
     return errors
 
 
-def _device_is_lost() -> bool:
-    """Whether a process group was left behind: the device may wait for a collective that never ends."""
-    from pytest_torchcompile.wrappers.process_group import left_behind
-
-    return left_behind()
-
-
 def _own_job(
     matrix: Matrix, planned: PlannedCell, environment: Mapping[str, str], given: argparse.Namespace | None = None
 ) -> Job:
@@ -123,9 +123,10 @@ def _own_job(
     cell = planned.cell
     job = Job(cell.to_dict(), matrix.models[cell.model].to_dict(), str(matrix.root), ())
     processes = Wrapping.read(cell.wrapper).processes
-    started = int(environment.get("WORLD_SIZE") or 1) if "TORCHELASTIC_RUN_ID" in environment else 1
     if processes == 1:
-        if started > 1:
+        started = environment.get("WORLD_SIZE") or "1"
+        # They would all write into one folder.
+        if "TORCHELASTIC_RUN_ID" in environment and int(started) > 1:
             raise UsageError(f"{cell.id}: wrapper {cell.wrapper!r} runs in one process, and torchrun has started "
                              f"{started}; leave torchrun out")
         return job
@@ -201,9 +202,12 @@ def _explain_rank(matrix: Matrix, cell: Cell, wrapper: Wrapper, mesh: Any, trace
 
     idle = set() if cell.backend == "toolkit" else set(TOOLKIT)
     shown = ", ".join(f"{axis}={value}" for axis, value in cell.axes.items() if axis not in {"model", *idle})
+    of_several_ranks = Wrapping.read(cell.wrapper).processes > 1
     lost: tuple[str, ...] = ()
-    if mesh is not None:
-        lost = LOST_OF_FAKE_RANKS if Wrapping.read(cell.wrapper).fake else LOST_OF_RANKS
+    if of_several_ranks:
+        lost = LOST_OF_RANKS
+    elif mesh is not None:
+        lost = LOST_OF_FAKE_RANKS
     if cell.backend != "toolkit":
         return explain_step(compile_model, module, batch, cell.id, shown, trace, lost)
     with tempfile.TemporaryDirectory() as dumps:
@@ -211,7 +215,7 @@ def _explain_rank(matrix: Matrix, cell: Cell, wrapper: Wrapper, mesh: Any, trace
         settings["backend"] = toolkit
         explained = explain_step(compile_model, module, batch, cell.id, shown, trace, lost)
         explained.passes = read_changes(Path(dumps))
-    if lost is LOST_OF_RANKS:
+    if of_several_ranks:
         # A rank whose step has failed would not join the others in the steps of each table.
         explained.lost.append("what tables of decompositions change, of several ranks: name a cell of fake ranks")
     elif not explained.error:

@@ -123,7 +123,7 @@ class Case:
     """Is it a program as it is, to show that nothing but the fault is reported? Then it may equal eager bit by bit."""
     upstream: str = ""
     """Torch's own fault, with its issue: a torch in which it is mended has nothing to catch."""
-    here: Callable[[], bool] | None = None
+    has_fault: Callable[[], bool] | None = None
     """Asks this torch whether it has the fault of torch's own, where no comparison of tensors shows it."""
     inductor: bool = False
     """Does it need Inductor, and so a C++ compiler?"""

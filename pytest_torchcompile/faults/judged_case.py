@@ -102,7 +102,7 @@ def run_case(case: Case) -> JudgedCase:
     # A check that raises has caught nothing; the run goes on with the next case.
     reported: list[ReportedProblem] = []
     try:
-        if case.here is not None and not case.here():
+        if case.has_fault is not None and not case.has_fault():
             return JudgedCase(case, "mended", (), f"this torch does not have it ({case.upstream})")
         checked = _CHECKS.get(case.check, _check_cell)(case)
         reported = checked.reported

@@ -353,7 +353,7 @@ COMPILING: Final = (
     Case("setting of another thread", "a raised recompile limit does not reach the thread that compiles",
          Program(ServesInAThread, p.rows), "vacuous", EAGER, "did not get a setting", check="compiles",
          limits={"coverage": 0.0}, upstream="a setting holds for one thread since torch 2.12",
-         here=settings_are_of_one_thread),
+         has_fault=settings_are_of_one_thread),
     Case("slow guards", "2,000 idle modules, whose guards are asked in every call", Program(ManyGuards, p.rows),
          "guards", EAGER, check="compiles", limits=FAST_GUARDS),
     Case("recompile storm", "a Python number changes with every call", Program(Counts, p.rows, MANY_SIZES),

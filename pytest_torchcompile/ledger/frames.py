@@ -7,6 +7,8 @@ Two private places, both looked up by torch at each call (torch 2.8 to 2.15):
 * ``_callback_from_stance`` and ``_maybe_set_eval_frame`` (torch/_dynamo/eval_frame.py): called at the
   beginning and at the end of each call of a compiled callable.
 
+A third one times guards (:func:`_time_guards_often`).
+
 And frames that torch runs from what is compiled already, or else eagerly, without a word. So it treats a function that
 has hit the recompile limit, every frame under the stance ``eager_on_recompile``, and what ``torch._dynamo.run`` runs:
 it looks into the cache, and where nothing fits it does not call Dynamo's callback. While a ledger is open it has one to
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["install_hook"]
 
 _GUARD_TIMINGS: Final = 5
+"""On a busy machine a single one of 0.1 ms came out as 8 ms; five in a row are not all interrupted."""
 
 
 @contextlib.contextmanager

@@ -114,12 +114,12 @@ class KernelNotes:
         return note
 
     def _after_definition(self, name: Any, source: str, nodes: Any, *rest: Any, **more: Any) -> None:
-        for node in nodes:
-            if hasattr(node, "get_subkernel_nodes") and any(known is node for known in self._side_by_side):
-                # Torch splits them where they have too many arguments, and says nowhere which are in which part.
-                self.lost.append(f"kernel {name}: a part of loops side by side, told with the first part")
-                return
-        self._side_by_side += [node for node in nodes if hasattr(node, "get_subkernel_nodes")]
+        side_by_side = [node for node in nodes if hasattr(node, "get_subkernel_nodes")]
+        if any(node in self._side_by_side for node in side_by_side):
+            # Torch splits them where they have too many arguments, and says nowhere which are in which part.
+            self.lost.append(f"kernel {name}: a part of loops side by side, told with the first part")
+            return
+        self._side_by_side += side_by_side
         self._note(str(name), _single_nodes(nodes), source)
 
     def _after_extern_call(self, result: Any, node: Any, *rest: Any, **more: Any) -> None:
@@ -199,10 +199,7 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
     origins = _Origins.of(nodes)
     computing = origins.sorted(nodes)
     if not source:
-        # Its inputs brought theirs along; of a call with several results no node is told, and it is the last.
-        own = [node.node.origin_node for node in nodes if node.node.origin_node is not None]
-        computing = _of_collective(call.name, computing) or [
-            origin for origin in own if origin.op == "call_function"] or computing[-1:]
+        computing = _called(call.name, nodes, computing)
     operators = tuple(map(_operator_of, computing))
     reads, writes = accesses_of(nodes, [origins.last_of(node) for node in nodes])
     if call.waits:
@@ -231,6 +228,16 @@ def _numbers_given(computing: Iterable[Any]) -> frozenset[str]:
             if given.op == "get_attr" or isinstance(given.meta.get("val"), _NUMBERS):
                 numbers.add(node_name(given))
     return frozenset(numbers)
+
+
+def _called(name: str, nodes: list[Any], origins: list[Any]) -> list[Any]:
+    """Of what an extern call was made of, in order, the node that it is: its inputs brought theirs along."""
+    collective = _of_collective(name, origins)
+    if collective:
+        return collective
+    own = [node.node.origin_node for node in nodes if node.node.origin_node is not None]
+    # Of a call with several results no node is told, and it is the last.
+    return [origin for origin in own if origin.op == "call_function"] or origins[-1:]
 
 
 def _of_collective(name: str, origins: Iterable[Any]) -> list[Any]:

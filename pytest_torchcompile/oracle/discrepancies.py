@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_torchcompile.errors import headline
+from pytest_torchcompile.observation import RAISED
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, note, problem
 
 __all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "never_repeats", "own_draws_text",
@@ -106,7 +107,7 @@ def own_draws_text(drawn: Mapping[str, Any] | None) -> str:
     if drawn is None or not drawn["tried"]:
         return ""
     if error := drawn["error"]:
-        found = (f"the compiled run raised {error['type']} in {error['phase']} of {drawn['call']}: "
+        found = (f"{RAISED} {error['type']} in {error['phase']} of {drawn['call']}: "
                  f"{headline(error['text'])}")
     elif not drawn["graphs"]:
         found = "nothing was compiled"

@@ -268,20 +268,20 @@ class _Tally:
         self.error_squares += float(part.usual_ratio(ratio).square().sum())
         self.zero_squares += float(part.usual_ratio(signal).square().sum())
         self.zero_peak = max(self.zero_peak, float(signal.amax()))
-        self._count(part, distance, size)
+        self.blind += int((part.noise * self.limits.rms >= size.clamp(min=self.typical)).sum())
+        self._count_wrong(distance, size, ratio, signal)
         self.farthest = max(self.farthest, float(distance.amax()))
         self.farthest_off = max(self.farthest_off, float(distance.where(ratio > OFF, 0.0).amax()))
         self._place(ratio)
         self.elements_seen += compiled.numel()
 
-    def _count(self, part: _Stretch, distance: torch.Tensor, size: torch.Tensor) -> None:
-        """Count what is wrong, lost and blind."""
-        most = self.limits.rms
-        self.blind += int((part.noise * most >= size.clamp(min=self.typical)).sum())
-        off = distance / part.noise > most
+    def _count_wrong(self, distance: torch.Tensor, size: torch.Tensor, ratio: torch.Tensor,
+                     signal: torch.Tensor) -> None:
+        """Count what is wrong and what is lost; ``ratio`` and ``signal`` are distance and size over noise."""
+        off = ratio > self.limits.rms
         self.wrong += int(off.sum())
         # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
-        there = (size / part.noise > most) & (size > _RESOLVED * self.largest)
+        there = (signal > self.limits.rms) & (size > _RESOLVED * self.largest)
         self.lost += int((off & there & (distance >= HALF * size)).sum())
 
     def _place(self, ratio: torch.Tensor) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pytest_torchcompile.checks import CHECKS, COMPARING, LIMITS, severity, way_of
-from pytest_torchcompile.checks.severity import RAISED, TEST_CHECK, Effect, Severity, without_ranks
-from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.checks.severity import TEST_CHECK, Effect, Severity, without_ranks
+from pytest_torchcompile.observation import RAISED, Problem
 from pytest_torchcompile.oracle.pass_records import blamed_pass
 from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.metrics import METRICS

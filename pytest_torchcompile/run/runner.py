@@ -30,7 +30,7 @@ from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.loading import import_all, one_line
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
-from pytest_torchcompile.observation import RAISED_TWICE, Failure, Job, Observation
+from pytest_torchcompile.observation import RAISED, RAISED_TWICE, Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.diagnosis import locate_stage
 from pytest_torchcompile.oracle.eager_errors import EagerRaised
@@ -289,7 +289,7 @@ def _said_before(seen: Observation) -> str:
     """What the cell itself had said when the GPU failed."""
     error = seen.sections.get("compiles", {}).get("error")
     if error:
-        return f"the compiled run raised {error['type']} in {error['phase']}\n{error['traceback']}"
+        return f"{RAISED} {error['type']} in {error['phase']}\n{error['traceback']}"
     if seen.failure:
         return f"{seen.failure.message}\n{seen.failure.evidence}".strip()
     return ""

@@ -58,6 +58,14 @@ def matrix(tmp_path, monkeypatch):
     return load_matrix(file, tmp_path)
 
 
+def explained_by_two(cell, file):
+    """What `explain` of a cell ends with in two processes of torchrun's, in the folder of its matrix."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pytest_torchcompile",
+               "explain", cell, "--matrix", str(file)]
+    return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, timeout=LIMIT)
+
+
 def test_fake_ranks(matrix, tmp_path):
     """Collectives are told as what they are, and bounded by no peak of this machine."""
     cell = Cell(model="net", backend="inductor", wrapper="simple_fsdp+tp*fake4", dynamic="static")
@@ -89,10 +97,7 @@ def test_fake_ranks(matrix, tmp_path):
 
 def test_ranks_of_torchrun(matrix, tmp_path):
     """Two processes compile, one tells."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pytest_torchcompile",
-               "explain", "net-aot_eager-default-static-tp", "--matrix", str(matrix.path)]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    ended = explained_by_two("net-aot_eager-default-static-tp", matrix.path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("all stages side by side") == 1
     folder = tmp_path / ".compile-matrix" / "explain" / "net-aot_eager-default-static-tp"
@@ -106,10 +111,7 @@ def test_an_error_of_one_rank_is_told(tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text(MATRIX.replace("pytest_torchcompile.zoo:feed_forward", "models:net").replace(
         "aot_eager", "models:refuses_on_rank_1"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pytest_torchcompile",
-               "explain", "net-models_refuses_on_rank_1-default-static-tp", "--matrix", str(file)]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    ended = explained_by_two("net-models_refuses_on_rank_1-default-static-tp", file)
     assert ended.returncode == 1
     assert "rank 1: " in ended.stderr
     assert "planted: rank 1 compiles nothing" in ended.stderr

@@ -71,9 +71,9 @@ def test_a_fault_of_torch_may_have_been_mended(says):
 def test_a_fault_of_torch_that_no_tensor_shows(says):
     """The case asks this torch whether it has the fault; where it has, it is judged like any other."""
     says(WRONG)
-    absent = run_case(replace(FAULT, upstream="an issue", here=lambda: False))
+    absent = run_case(replace(FAULT, upstream="an issue", has_fault=lambda: False))
     assert (absent.verdict, absent.text) == ("mended", "this torch does not have it (an issue)")
-    assert run_case(replace(FAULT, upstream="an issue", here=lambda: True)).verdict == "caught"
+    assert run_case(replace(FAULT, upstream="an issue", has_fault=lambda: True)).verdict == "caught"
 
 
 def test_settings_of_threads():

@@ -166,3 +166,25 @@ def test_loops_side_by_side_in_one_kernel(monkeypatch):
     section = kernels_of(4)
     assert section["lost"] == []
     assert [call["kind"] for call in section["graphs"][0]["calls"]] == ["library", "pointwise"]
+
+
+def test_a_part_of_loops_side_by_side_is_told_once(monkeypatch):
+    """Torch makes several kernels of one such node where it is large; the bytes of all would count in each."""
+    class SideBySide:
+        read_writes = None
+
+        def __init__(self, nodes):
+            self.get_nodes = lambda: [node for node in nodes if hasattr(node, "read_writes")]
+            self.get_subkernel_nodes = self.get_nodes
+
+    noted = KernelNotes._after_definition
+
+    def in_two_parts(self, name, source, nodes, *rest):
+        node = SideBySide(nodes)
+        noted(self, name, source, [node])
+        noted(self, "second_part", source, [node])
+
+    monkeypatch.setattr(KernelNotes, "_after_definition", in_two_parts)
+    section = kernels_of(4)
+    assert section["lost"] == ["kernel second_part: a part of loops side by side, told with the first part"]
+    assert [call["kind"] for call in section["graphs"][0]["calls"]] == ["library", "pointwise"]

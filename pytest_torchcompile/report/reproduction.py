@@ -18,6 +18,7 @@ from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.plan.targets import Targets
+from pytest_torchcompile.report.torch_alone import LONE_IMPORTS, LoneTest, lone_test_text
 
 __all__ = ["file_name", "is_reproducible", "reproduction_text"]
 
@@ -42,7 +43,9 @@ def is_reproducible(check: str, judgement: Judgement, observation: Observation) 
 
 def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: Mapping[str, str],
                       limits: Mapping[str, float], culprit: Culprit | None = None) -> str:
-    """The text of ``file``: a test that compares the cell's model as the cell did.
+    """The text of ``file``: a test that compares the cell's model as the cell did, and one that needs torch alone.
+
+    The second needs the model's module too. A cell with a wrapper of ours, or the toolkit, has none.
 
     Args:
         cell: What failed.
@@ -60,13 +63,17 @@ def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, fai
     told = ""
     if culprit is not None:
         told = f"\n{culprit_text(culprit)}\n"
-    return "".join([
+    is_alone = _is_torchs_alone(cell)
+    parts = [
         _docstring(cell, file, failed, told),
-        _imports(cell),
+        _imports(is_alone),
         _constants(cell, entry, targets, folder),
         _test(cell, entry, targets, steps),
-        _smallest_graph(culprit),
-    ])
+    ]
+    if is_alone:
+        parts.append(_lone_test(cell, entry, targets))
+    parts.append(_smallest_graph(culprit))
+    return "".join(parts)
 
 
 def _smallest_graph(culprit: Culprit | None) -> str:
@@ -84,26 +91,19 @@ def _docstring(cell: Cell, file: Path, failed: Mapping[str, str], told: str) -> 
             f'\nWritten by pytest-torchcompile {__version__}. Run it with:  {command}\n"""\n\n')
 
 
-def _imports(cell: Cell) -> str:
-    lines = [
-        "import sys", "from pathlib import Path", "", "import torch", "",
-        "from pytest_torchcompile import CompileConfig, assert_equivalent",
-        "from pytest_torchcompile.batch import Batch",
-    ]
-    if cell.backend == "toolkit":
-        lines.insert(-1, "from pytest_torchcompile.backends.toolkit import Toolkit")
-    if _has_wrapper(cell):
-        lines.append("from pytest_torchcompile.cell import Cell")
-    lines.append("from pytest_torchcompile.oracle.recorder import seed_everything")
-    if _has_wrapper(cell):
-        lines.append("from pytest_torchcompile.wrappers.protocol import load")
-    return "\n".join(lines) + "\n"
+def _imports(is_alone: bool) -> str:
+    standard = ["import sys", "from pathlib import Path"]
+    if is_alone:
+        standard = sorted([*LONE_IMPORTS, *standard], key=lambda line: (line.startswith("from"), line))
+    return "\n".join([*standard, "", "import torch"]) + "\n"
 
 
 def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> str:
-    """What the test needs at the file's top: the models' modules, device, sizes, and the wrapper."""
-    named = filter(None, (entry.factory, entry.inputs, entry.loss))
-    modules = sorted({target.partition(":")[0] for target in named})
+    """What the tests need at the file's top: the models' modules, device and sizes."""
+    targets_of_user = [entry.factory, entry.inputs, entry.loss]
+    if _is_users_backend(cell):
+        targets_of_user.append(cell.backend)
+    modules = sorted({target.partition(":")[0] for target in targets_of_user if target})
     lines = [
         "",
         f"ROOT = (Path(__file__).parent / {folder!r}).resolve()",
@@ -117,15 +117,21 @@ def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> 
         *map("    {!r},".format, _input_arguments(cell, entry, targets)),
         "]",
     ]
-    if _has_wrapper(cell):
-        axes = {name: getattr(cell, name) for name in AXES} | {"user": cell.user}
-        lines.append(f"CELL = Cell({_keywords(axes)})")
-        lines.append(f"WRAPPER = load({cell.wrapper!r}, ROOT, 'the axis wrapper')")
     return "\n".join(lines) + "\n"
 
 
+def _lone_test(cell: Cell, entry: ModelEntry, targets: Targets) -> str:
+    """The test that needs torch and the model's module alone."""
+    backend = _dotted(cell.backend) if _is_users_backend(cell) else repr(cell.backend)
+    return lone_test_text(LoneTest(
+        name=_identifier(cell.model), model=_made_model(cell, entry, targets), inputs=_dotted(entry.inputs),
+        loss=_dotted(entry.loss or ""), is_training=cell.phase == "training",
+        backend=backend, mode=cell.mode, dynamic=cell.torch_dynamic,
+    ))
+
+
 def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) -> str:
-    factory = f"{_dotted(entry.factory)}({_keywords(_factory_arguments(cell, entry, targets))})"
+    """The test that compares as the cell did. What it imports of ours stands in it: the other tests do without."""
     config = _keywords({"backend": cell.backend, "mode": cell.mode, "dynamic": cell.torch_dynamic})
     if cell.backend == "toolkit":
         toolkit = f"Toolkit({_keywords(cell.toolkit)}, root=ROOT)"
@@ -136,8 +142,16 @@ def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) ->
     lines = [
         "", "",
         f"def test_{_identifier(cell.model)}():",
+        *map("    {}".format, _own_imports(cell)),
+        "",
+    ]
+    if _has_wrapper(cell):
+        axes = {name: getattr(cell, name) for name in AXES} | {"user": cell.user}
+        lines.append(f"    cell = Cell({_keywords(axes)})")
+        lines.append(f"    wrapper = load({cell.wrapper!r}, ROOT, 'the axis wrapper')")
+    lines += [
         "    seed_everything(0)",
-        f"    model = {factory}.to(DEVICE, DTYPE){_mode_call(cell, entry)}",
+        f"    model = {_made_model(cell, entry, targets)}",
         "    calls = []",
         "    for seed, sizes in enumerate(SIZES):",
         "        seed_everything(seed)",
@@ -149,9 +163,40 @@ def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) ->
     if entry.loss:
         lines.append(f"        loss={_dotted(entry.loss)},")
     if _has_wrapper(cell):
-        lines.append("        wrap=lambda model, settings: WRAPPER.wrap(model, settings, CELL),")
+        lines.append("        wrap=lambda model, settings: wrapper.wrap(model, settings, cell),")
     lines += [f"        {_keywords(options)},", "    )"]
     return "\n".join(lines) + "\n"
+
+
+def _own_imports(cell: Cell) -> list[str]:
+    lines = [
+        "from pytest_torchcompile import CompileConfig, assert_equivalent",
+        "from pytest_torchcompile.batch import Batch",
+    ]
+    if cell.backend == "toolkit":
+        lines.insert(1, "from pytest_torchcompile.backends.toolkit import Toolkit")
+    if _has_wrapper(cell):
+        lines.append("from pytest_torchcompile.cell import Cell")
+    lines.append("from pytest_torchcompile.oracle.recorder import seed_everything")
+    if _has_wrapper(cell):
+        lines.append("from pytest_torchcompile.wrappers.protocol import load")
+    return lines
+
+
+def _made_model(cell: Cell, entry: ModelEntry, targets: Targets) -> str:
+    """What makes the model, on its device, in its dtype and its mode."""
+    arguments = _keywords(_factory_arguments(cell, entry, targets))
+    return f"{_dotted(entry.factory)}({arguments}).to(DEVICE, DTYPE){_mode_call(cell, entry)}"
+
+
+def _is_users_backend(cell: Cell) -> bool:
+    """Whether the axis names a function, ``module:function``."""
+    return ":" in cell.backend
+
+
+def _is_torchs_alone(cell: Cell) -> bool:
+    """Whether torch.compile alone makes of the model what the cell did: wrappers and the toolkit are ours."""
+    return not _has_wrapper(cell) and cell.backend != "toolkit"
 
 
 def _factory_arguments(cell: Cell, entry: ModelEntry, targets: Targets) -> dict[str, Any]:

@@ -62,7 +62,10 @@ def test_a_file_that_fails_for_the_same_reason(repo):
         assert problem["message"].startswith("output: error is ")
         assert problem["evidence"].endswith(stages)
     again = alone(repo, *files)
-    again.assert_outcomes(failed=4)
+    # The file without a wrapper has a test that needs torch alone, and fails too.
+    again.assert_outcomes(failed=5)
+    again.stdout.fnmatch_lines(["E *AssertionError: Tensor-likes are not close!"])
+    again.stdout.fnmatch_lines(["FAILED *::test_blocks_with_torch_alone*"])
     again.stdout.fnmatch_lines(["E *value: output: error is *", f"E *{stages}"] * 4)
     repo.models(MODELS.replace("out * 1.01", "out * 1"))
     alone(repo, files[1]).assert_outcomes(passed=1)
@@ -82,8 +85,9 @@ def test_errors_and_crashes(repo):
         "2 cells  crash, so no check has a result: the process ended itself with exit code 3",
     ])
     raised = alone(repo, "test_blocks_models_refuses_default_auto_none.py")
-    raised.assert_outcomes(failed=1)
+    raised.assert_outcomes(failed=2)
     raised.stdout.fnmatch_lines(["E *error: the compiled run raised * RuntimeError: cannot lower this"])
+    raised.stdout.fnmatch_lines(["E *BackendCompilerFailed: backend='refuses' raised:"])
     assert alone(repo, "test_blocks_models_dies_default_auto_none.py").ret == 3
     # an expected failure needs neither
     assert not list((repo.path / ".compile-matrix/repro").glob("*scaled*"))

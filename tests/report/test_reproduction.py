@@ -45,7 +45,7 @@ def test_the_cell_in_plain_python(written):
     assert "CompileConfig(backend='aot_eager', mode='default', dynamic=False)" in text
     assert "loss=models.Losses.mse,\n        train=False,\n" in text
     assert "steps" not in text
-    assert "WRAPPER" not in text
+    assert "wrapper" not in text.partition('"""\n\n')[2]
 
 
 def test_what_the_functions_take(written):
@@ -57,9 +57,9 @@ def test_training_steps_and_wrappers(written):
     """As many steps as the cell made, if that is what failed; the wrapper around the model."""
     text = written(failed={"training_steps": "step 2: output: wrong"}, wrapper="autocast", dtype="bfloat16")
     assert "train=True, steps=4," in text
-    assert "WRAPPER = load('autocast', ROOT, " in text
+    assert "    wrapper = load('autocast', ROOT, " in text
     assert "DEVICE, DTYPE = torch.device('cpu'), torch.bfloat16" in text
-    assert "wrap=lambda model, settings: WRAPPER.wrap(model, settings, CELL)," in text
+    assert "wrap=lambda model, settings: wrapper.wrap(model, settings, cell)," in text
 
 
 def test_texts_that_could_end_a_string(written):
@@ -101,3 +101,18 @@ def test_the_toolkit_with_its_passes(written):
     text = written(backend="toolkit", passes="mine:fold", compiler="eager")
     settings = "passes='mine:fold', capture='joint', compiler='eager', decompositions='none', root=ROOT"
     assert f"CompileConfig(backend=Toolkit({settings}), dynamic=None, fullgraph=True)" in text
+
+
+@pytest.mark.parametrize("axes", [{}, {"phase": "inference", "dtype": "bfloat16"}])
+def test_nothing_of_ours_outside_the_test_that_compares(written, axes):
+    """So a file in an issue runs where this package is not."""
+    tree = ast.parse(written(**axes))
+    for statement in tree.body:
+        if getattr(statement, "name", "") != "test_net":
+            assert "pytest_torchcompile" not in ast.unparse(statement).replace(ast.get_docstring(tree), "")
+
+
+@pytest.mark.parametrize("axes", [{"wrapper": "autocast"}, {"backend": "toolkit", "passes": "mine:fold"}])
+def test_what_torch_alone_does_not_have(written, axes):
+    """Wrappers and the toolkit are ours, so such a file has one test."""
+    assert "with_torch_alone" not in written(**axes)

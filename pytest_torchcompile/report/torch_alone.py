@@ -1,0 +1,138 @@
+"""Torch alone: a test that needs torch and the user's module, and nothing of ours. Pure text, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LONE_IMPORTS", "LoneTest", "lone_test_text"]
+
+LONE_IMPORTS = ("import copy", "import dataclasses", "from collections.abc import Mapping")
+"""What the text needs besides torch."""
+
+_PARTS = '''
+
+def move(value, device=DEVICE, dtype=DTYPE):
+    """A copy on the device; floating tensors change their dtype."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, dtype if value.is_floating_point() else value.dtype, copy=True)
+    if isinstance(value, Mapping):
+        return {name: move(item) for name, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(move(item) for item in value)
+    return value
+
+
+def call(model, batch):
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if type(batch) not in (tuple, list):
+        return model(batch)
+    if len(batch) == 2 and type(batch[0]) in (tuple, list) and isinstance(batch[1], Mapping):
+        return model(*batch[0], **batch[1])
+    return model(*batch)
+
+
+def tensors(output):
+    """The tensors of an output, in order."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        parts = output.values()
+    elif dataclasses.is_dataclass(output):
+        parts = vars(output).values()
+    elif isinstance(output, (tuple, list)):
+        parts = output
+    else:
+        parts = ()
+    return [tensor for part in parts for tensor in tensors(part)]
+'''
+
+_MEAN_SQUARE = '''
+
+def mean_square(output):
+    """Of all floating outputs. The weights are there because a normalised output's own mean square is constant."""
+    total = 0.0
+    for tensor in tensors(output):
+        if tensor.is_floating_point():
+            weights = torch.linspace(0.5, 1.5, tensor.numel(), device=tensor.device).view(tensor.shape)
+            total = total + (tensor.float().square() * weights).mean()
+    return total
+'''
+
+_INFERENCE = '''
+
+def run(model, batch, seed):
+    """Every output, by name."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        output = call(model, move(batch))
+    return {f"output {number}": tensor for number, tensor in enumerate(tensors(output))}
+'''
+
+_TRAINING = '''
+
+def run(model, batch, seed):
+    """Every output and gradient, by name."""
+    model.zero_grad()
+    batch = move(batch)
+    torch.manual_seed(seed)
+    output = call(model, batch)
+    results = {f"output {number}": tensor.detach().clone() for number, tensor in enumerate(tensors(output))}
+    LOSS.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            # torch.compile puts a name of its own in front.
+            results["gradient of " + name.removeprefix("_orig_mod.")] = parameter.grad.clone()
+    return results
+'''
+
+
+@dataclass(frozen=True)
+class LoneTest:
+    """What the test is made of, each as Python source."""
+
+    name: str
+    """The test's, without ``test_``."""
+    model: str
+    """What makes the model, on its device, in its dtype and its mode."""
+    inputs: str
+    """The function that makes a batch of sizes."""
+    loss: str
+    """The function of output and batch; empty for the mean square."""
+    is_training: bool
+    backend: str
+    """An expression: a name in quotes, or a function."""
+    mode: str
+    dynamic: bool | None
+
+
+def lone_test_text(test: LoneTest) -> str:
+    """The helpers and the test, as they stand in a file that has ``DEVICE``, ``DTYPE`` and ``SIZES``."""
+    run = _INFERENCE
+    mean_square = ""
+    if test.is_training:
+        loss = f"{test.loss}(output, batch)"
+        if not test.loss:
+            loss, mean_square = "mean_square(output)", _MEAN_SQUARE
+        run = _TRAINING.replace("LOSS", loss)
+    return "".join([_PARTS, mean_square, run, _test(test)])
+
+
+def _test(test: LoneTest) -> str:
+    settings = f"backend={test.backend}, mode={test.mode!r}, dynamic={test.dynamic!r}"
+    lines = [
+        "", "",
+        f"def test_{test.name}_with_torch_alone():",
+        '    """By torch.testing\'s tolerances, which may be coarser or finer than what found it."""',
+        "    torch._inductor.config.fallback_random = True  # Inductor draws the random numbers that eager draws",
+        "    torch.manual_seed(0)",
+        f"    model = {test.model}",
+        f"    compiled = torch.compile(copy.deepcopy(model), {settings})",
+        "    for seed, sizes in enumerate(SIZES):",
+        "        torch.manual_seed(seed)",
+        f"        batch = {test.inputs}(**sizes)",
+        "        print('sizes:', sizes)  # told by pytest where the next line fails",
+        "        expected, actual = run(model, batch, seed), run(compiled, batch, seed)",
+        "        torch.testing.assert_close(actual, expected, equal_nan=True)",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,94 @@
+"""The test of a reproduction that needs torch and the user's module alone, run as it is written."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from torch._inductor import config as inductor
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.report.reproduction import reproduction_text
+
+pytestmark = pytest.mark.needs_torch
+
+LONE_MODELS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer, self.drop = torch.nn.Linear(width, width), torch.nn.Dropout(0.5)
+    def forward(self, x, others=()):
+        y = self.drop(self.layer(x).relu())
+        return {"hidden": [y], "rest": (OTHER, None)}
+
+def backend(graph, inputs):
+    return lambda *args: [result * 1.5 if isinstance(result, torch.Tensor) else result for result in graph(*args)]
+
+def loss(output, batch):
+    return output["hidden"][0].square().mean()
+
+def one(B): return torch.randn(B, 8)
+def keywords(B): return {"x": torch.randn(B, 8)}
+def both(B): return (torch.randn(B, 8),), {"others": [torch.ones(1)]}
+"""
+RIGHT = "y.sum()"
+WRONG = "y.sum() + 1 if torch.compiler.is_compiling() else y.sum()"
+
+
+@pytest.fixture
+def lone_tests(tmp_path, monkeypatch):
+    """Writes the file for a cell and gives its functions, as a Python without this package would have them."""
+    def write(other, inputs="one", loss="", **axes):
+        name = f"lone_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(LONE_MODELS.replace("OTHER", other))
+        cell = Cell(model="net", user=(("width", 8),), **{"backend": "eager", **axes})
+        loss = loss and f"{name}:{loss}"
+        entry = ModelEntry("net", f"{name}:Net", f"{name}:{inputs}", loss, {"B": Dim(buckets=(4, 6))})
+        text = reproduction_text(cell, entry, tmp_path, tmp_path / "test_it.py", {"equivalence": "wrong"}, {})
+        functions = {"__file__": str(tmp_path / "test_it.py")}
+        exec(compile(text, "test_it.py", "exec"), functions)
+        return functions
+
+    monkeypatch.setattr("sys.path", [*sys.path])
+    with inductor.patch(fallback_random=False):
+        yield write
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+@pytest.mark.parametrize("inputs", ["one", "keywords", "both"])
+def test_torch_alone_tells_right_from_wrong(lone_tests, inputs, phase):
+    """Whatever the inputs function gives; draws of dropout are the same ones."""
+    lone_tests(RIGHT, inputs, phase=phase)["test_net_with_torch_alone"]()
+    # The gradients come first in the alphabet, and they differ too: the output is part of the loss.
+    first = "output 1" if phase == "inference" else "gradient of layer.bias"
+    with pytest.raises(AssertionError, match=rf"The failure occurred for item \['{first}'\]"):
+        lone_tests(WRONG, inputs, phase=phase)["test_net_with_torch_alone"]()
+
+
+@pytest.mark.parametrize("loss", ["", "loss"])
+def test_torch_alone_sees_gradients(lone_tests, loss):
+    """The user's loss, or the mean square of all outputs."""
+    functions = lone_tests(RIGHT, loss=loss, phase="training")
+    functions["test_net_with_torch_alone"]()
+    run = functions["run"]
+
+    def run_wrong(model, batch, seed):
+        results = run(model, batch, seed)
+        if hasattr(model, "_orig_mod"):
+            results["gradient of layer.weight"][0, 0] += 1
+        return results
+
+    functions["run"] = run_wrong
+    with pytest.raises(AssertionError, match=r"item \['gradient of layer.weight'\]"):
+        functions["test_net_with_torch_alone"]()
+
+
+def test_torch_alone_takes_a_backend_of_the_project(lone_tests):
+    """A target as the axis has it is a function of its module there."""
+    functions = lone_tests(RIGHT, phase="inference", backend="lone_0:backend")
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        functions["test_net_with_torch_alone"]()

@@ -193,7 +193,7 @@ def change_returned(function: Change) -> MakeBackend:
 def change_output(change: Change) -> MakeBackend:
     """A backend that changes the first result of the forward graph each time it runs; the backward stays right.
 
-    Of a module that writes to buffers the first result is such a buffer: of a batch norm in training the count of batches.
+    Of a module that writes to buffers the first result is such a buffer: of a batch norm in training its count.
     """
     return partial(Toolkit, forward=_change_first(change))
 

@@ -1,7 +1,8 @@
 """What each parallel wrapper communicates in one eager training step: collectives of rank 0, and their bytes.
 
 Counted as they are dispatched to c10d, over gloo, in the third step. Bytes are those of the largest argument of each
-call, which is the whole one: gathered, or before it is scattered. PP's output, which our wrapper broadcasts so that
+call, which is the whole one: gathered, or before it is scattered. A functional all_gather has its shard alone there,
+and counts times the ranks. PP's output, which our wrapper broadcasts so that
 it can be compared, is left out.
 
     python benchmarks/collectives.py
@@ -26,7 +27,7 @@ from pytest_torchcompile import zoo
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.wrappers.protocol import load
 
-WRAPPERS = ("ddp", "fsdp2", "fsdp1", "tp", "pp", "fsdp2+tp")
+WRAPPERS = ("ddp", "fsdp2", "simple_fsdp", "fsdp1", "tp", "pp", "fsdp2+tp", "simple_fsdp+tp")
 NO_DATA = ("wait_tensor", "barrier", "wrap_tensor_autograd")
 
 
@@ -46,8 +47,16 @@ class CommunicationCount(TorchDispatchMode):
             if short not in NO_DATA:
                 # What is gathered may be one tensor, or a list of parts.
                 self.calls[short] += 1
-                self.bytes[short] += max(map(_bytes_of, args), default=0)
+                self.bytes[short] += _whole_bytes(short, args)
         return func(*args, **(kwargs or {}))
+
+
+def _whole_bytes(operator: str, args: tuple[Any, ...]) -> int:
+    largest = max(map(_bytes_of, args), default=0)
+    if operator == "all_gather_into_tensor":
+        # torch.distributed._functional_collectives, torch 2.8 to 2.13: (shard, ranks of the group, name of the group).
+        return largest * args[1]
+    return largest
 
 
 def _bytes_of(argument: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.errors import InstrumentError, UsageError
 from pytest_torchcompile.explain.decompositions import DecompositionNotes, traced_operators
 from pytest_torchcompile.explain.dynamo_hooks import BytecodeNotes
 from pytest_torchcompile.explain.explanation import Explanation
@@ -93,6 +93,8 @@ def explain_step(
     :param trace: the file that torch's structured trace is written to, for tlparse.
     :param lost_of_ranks: where this process is one of several ranks, what is not told for that reason:
         :data:`LOST_OF_RANKS` or :data:`LOST_OF_FAKE_RANKS`. It runs this one step alone, and keeps no graph to be run.
+
+    Raises :class:`UsageError` if the wrapper or the backend cannot be used with the model.
     """
     explained = Explanation(name, torch.__version__, settings)
     leaks: list[str] = []
@@ -115,6 +117,9 @@ def explain_step(
             try:
                 runner = compile_model()
                 runner.step(batch.clone())
+            except UsageError:
+                # A mistake in the project, as a wrapper that lacks what it needs, says nothing about the compiler.
+                raise
             except Exception as error:
                 explained.error = one_line(error)
         explained.stages = read_stages(seen.texts)

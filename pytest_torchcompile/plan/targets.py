@@ -26,6 +26,7 @@ __all__ = ["Targets"]
 
 _SYNTAX: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _BINARY: Final = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
+_OWN_FOLDER: Final = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,9 @@ class Targets:
         if place.source and not place.folders:
             return f"{above} is a module, not a package"
         if depth == 0:
+            # Who has read of the zoo in the docs writes it without the package.
+            if _find_in_folders(parts[0], (_OWN_FOLDER,)):
+                return f"no module {parts[0]!r}; this package's own is 'pytest_torchcompile.{parts[0]}'"
             known = _modules_in((self.root,))
             return f"no module {parts[depth]!r}; {nearest(parts[depth], known)}"
         known = _modules_in(place.folders)

@@ -66,6 +66,18 @@ def explained_by_two(cell, file):
     return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, timeout=LIMIT)
 
 
+def test_a_wrapper_that_cannot_be_used_is_a_mistake_and_no_finding(tmp_path, monkeypatch, capsys):
+    """The model has no ``tp_plan``: exit code 4, the sentence of the wrapper, no files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planless.py").write_text("import torch\nnet = torch.nn.Identity\nbatch = lambda: torch.ones(2)\n")
+    (tmp_path / "m.yaml").write_text(
+        "{version: 1, models: {net: {factory: 'planless:net', inputs: 'planless:batch', dims: {}}},"
+        " axes: {backend: [eager], wrapper: [tp*fake2]}}")
+    assert main(["explain", "net-eager-default-auto-tp_fake2", "--matrix", "m.yaml"]) == 4
+    assert "tp_plan names, and model 'net' has none; give it one, such as" in capsys.readouterr().err
+    assert not (tmp_path / ".compile-matrix").exists()
+
+
 def test_fake_ranks(matrix, tmp_path):
     """Collectives are told as what they are, and bounded by no peak of this machine."""
     cell = Cell(model="net", backend="inductor", wrapper="simple_fsdp+tp*fake4", dynamic="static")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,14 @@ def test_what_cannot_be_seen_is_believed(targets, target):
 def test_no_such_module(targets, target, text):
     """The part of the dotted name that is not there, and what is near it."""
     assert targets.mistake(target).startswith(f"{target!r} cannot be imported: {text}")
+
+
+def test_a_module_of_this_package(tmp_path, monkeypatch):
+    """Named without the package, in a project that has none of that name."""
+    # The folder of these tests has a `zoo` too.
+    monkeypatch.setattr("sys.path", [folder for folder in sys.path if not (Path(folder) / "zoo").exists()])
+    told = "'zoo:mini_gpt' cannot be imported: no module 'zoo'; this package's own is 'pytest_torchcompile.zoo'"
+    assert Targets(tmp_path).mistake("zoo:mini_gpt") == told
 
 
 def test_broken_source(targets, tmp_path):

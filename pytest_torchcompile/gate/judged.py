@@ -240,7 +240,10 @@ def _expectation_expired(planned: Mapping[str, Any], today: datetime.date) -> bo
 
 def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], limits: Mapping[str, float], expired: bool,
              ours: bool) -> None:
-    """``limits``: what the policy has over the limits of the matrix."""
+    """Judge a cell's observation anew, and hold what the report says of it against that.
+
+    ``limits`` is what the policy has over the limits of the matrix.
+    """
     if cell["observation"] is None:
         return
     names = [name for name in cell["checks"] if name in CHECKS]
@@ -257,16 +260,20 @@ def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], limits: Mapping[str, f
     for name in names:
         stored = cell["checks"][name]["verdict"]
         if stored == claimed[name].verdict:
-            if now is not claimed and now[name].verdict != stored:
+            if now[name].verdict != stored:
                 judged.changed.append(name)
                 judged.verdicts[name] = _changed_verdict(now[name], planned, expired)
         # A stored verdict that is bad is believed, whatever the observation says.
         elif stored not in BAD and stored != "not_run":
-            if ours:
-                judged.contradictions.append(
-                    f"{name}: the report says {stored}, its observation says {claimed[name].verdict}")
-            if worst([stored, now[name].verdict]) != stored:
-                judged.verdicts[name] = now[name].to_dict()
+            _contradict(judged, name, stored, claimed[name], now[name], ours)
+
+
+def _contradict(judged: JudgedCell, name: str, stored: str, claimed: Judgement, now: Judgement, ours: bool) -> None:
+    """The report's verdict does not follow from its observation. Of the two that are left the worse one counts."""
+    if ours:
+        judged.contradictions.append(f"{name}: the report says {stored}, its observation says {claimed.verdict}")
+    if worst([stored, now.verdict]) != stored:
+        judged.verdicts[name] = now.to_dict()
 
 
 _NO_CELL: Final = Cell(model="")

@@ -162,46 +162,78 @@ def _refused_size(chosen: PassCalls, before: _Variant, after: _Variant) -> str:
     return ""
 
 
+@dataclass
+class _ComparedCalls:
+    """What came of holding the calls of one variant against those of the variant before."""
+
+    leaves: list[tuple[str, Leaf]] = field(default_factory=list)
+    """Each with the label of its call."""
+    compared: int = 0
+    """Leaves of calls that eager answers. That both raise proves nothing about a pass."""
+    only_zeros: bool = True
+    eager_error: str = ""
+    """The first call that eager raises in, and what it says."""
+    raised: str = ""
+    """What this variant raises where the one before does not; nothing behind it was compared."""
+
+    def problems(self, after: _Variant) -> tuple[WrongLeaf, ...]:
+        """The leaves that are wrong, each as in the first call that shows it."""
+        limits = Limits().over(leaf for _, leaf in self.leaves)
+        wrong: dict[str, WrongLeaf] = {}
+        for label, leaf in self.leaves:
+            text = problem(leaf, limits)
+            if text is not None and not _is_free_stride(leaf, after):
+                wrong.setdefault(leaf.name, WrongLeaf(leaf.name, label, text, leaf.rms))
+        return tuple(wrong.values())
+
+    @property
+    def noise(self) -> float:
+        """The largest error in units of the rounding noise."""
+        return max((leaf.rms for _, leaf in self.leaves if leaf.rms is not None), default=0.0)
+
+    @property
+    def vacuous(self) -> str:
+        """Why these calls prove nothing; empty where they do."""
+        if self.only_zeros:
+            return "of every call nothing came but zeros and NaN"
+        return why_vacuous(self.leaves) or ""
+
+
 def _judge_step(trial: Trial, chosen: PassCalls, before: _Variant, after: _Variant,
                 already_wrong: set[str]) -> PassStep:
-    leaves: list[tuple[str, Leaf]] = []
-    unit = _unit_of_passes(after)
-    compared = 0
-    only_zeros = True
-    eager_error = ""
-    for call in chosen.calls:
-        one, other = before.recordings[call.label], after.recordings[call.label]
-        if other.error is not None and one.error is None:
-            raised = _own_words(other.error.type, other.error.text)
-            if chosen.is_added(call):
-                raised += f" (in {call.label})"
-            return PassStep(after.told, raised=raised)
-        found = _compare_beside(one, other, already_wrong, unit, partial(trial.call_reference, call, unit))
-        leaves += [(call.label, leaf) for leaf in found]
-        # That both raise proves nothing about a pass.
-        if one.error is None:
-            compared += len(found)
-            only_zeros = only_zeros and one.all_zero and not one.has_answers
-        elif not eager_error:
-            eager_error = f"in {call.label} the model raises, without a pass too: {headline(str(one.error))}"
-        if any(leaf.rms is not None and leaf.rms > _BEYOND_DOUBT for leaf in found):
-            break
-    limits = Limits().over(leaf for _, leaf in leaves)
-    wrong: dict[str, WrongLeaf] = {}
-    for label, leaf in leaves:
-        text = problem(leaf, limits)
-        if text is not None and not _is_free_stride(leaf, after):
-            wrong.setdefault(leaf.name, WrongLeaf(leaf.name, label, text, leaf.rms))
-    noise = max((leaf.rms for _, leaf in leaves if leaf.rms is not None), default=0.0)
+    calls = _compare_calls(trial, chosen, before, after, already_wrong)
+    if calls.raised:
+        return PassStep(after.told, raised=calls.raised)
     operators = {}
     if after.told.startswith("decompositions"):
         operators = _difference(before.operators, after.operators)
-    vacuous = why_vacuous(leaves) or ""
-    if only_zeros:
-        vacuous = "of every call nothing came but zeros and NaN"
-    return PassStep(after.told, changed=_has_changed(after), noise=noise, compared=compared,
-                    wrong=tuple(wrong.values()), operators=operators, vacuous=vacuous, eager_error=eager_error,
-                    unsteady=_unsteady_part(before, after))
+    return PassStep(after.told, changed=_has_changed(after), noise=calls.noise, compared=calls.compared,
+                    wrong=calls.problems(after), operators=operators, vacuous=calls.vacuous,
+                    eager_error=calls.eager_error, unsteady=_unsteady_part(before, after))
+
+
+def _compare_calls(trial: Trial, chosen: PassCalls, before: _Variant, after: _Variant,
+                   already_wrong: set[str]) -> _ComparedCalls:
+    """Each call of one variant beside that of the other, until one raises or is beyond doubt."""
+    calls = _ComparedCalls()
+    unit = _unit_of_passes(after)
+    for call in chosen.calls:
+        one, other = before.recordings[call.label], after.recordings[call.label]
+        if other.error is not None and one.error is None:
+            calls.raised = _own_words(other.error.type, other.error.text)
+            if chosen.is_added(call):
+                calls.raised += f" (in {call.label})"
+            return calls
+        found = _compare_beside(one, other, already_wrong, unit, partial(trial.call_reference, call, unit))
+        calls.leaves += [(call.label, leaf) for leaf in found]
+        if one.error is None:
+            calls.compared += len(found)
+            calls.only_zeros = calls.only_zeros and one.all_zero and not one.has_answers
+        elif not calls.eager_error:
+            calls.eager_error = f"in {call.label} the model raises, without a pass too: {headline(str(one.error))}"
+        if any(leaf.rms is not None and leaf.rms > _BEYOND_DOUBT for leaf in found):
+            return calls
+    return calls
 
 
 def _unsteady_part(before: _Variant, after: _Variant) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pytest_torchcompile.oracle.estimate import (
+    Estimate,
     as_real,
     levels_from_eager,
     small_to_cpu,
@@ -20,7 +21,7 @@ from pytest_torchcompile.oracle.estimate import (
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR, HALF, grain_of, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
-from pytest_torchcompile.oracle.noise_levels import Noise, Projections
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = ["settle_by_eager"]
@@ -51,6 +52,19 @@ def settle_by_eager(
     if e.numel() <= _SMALL and not estimate.is_near(e):
         return None
     levels = levels_from_eager(e, estimate)
+    sums = _sum_pieces(e, c, estimate, levels, limits)
+    if sums is None or not estimate.is_so_near(sums.apart, sums.size, e.dtype) or not sums.has_signal:
+        return None
+    measured = replace(leaf, rms=(sums.squares / sums.count) ** 0.5, bias=_bias_of(sums, levels, limits),
+                       peak=sums.peak, grain=_grain_of(sums, e.dtype), wrong=sums.wrong / sums.count,
+                       blind=sums.blind, against=reference.kind, why=reference.why, draws=1)
+    if not measured.decided or sums.peak > limits.peak or problem(measured, strict) is not None:
+        return None
+    return with_values(measured, sums.worst, e, c, estimate.value)
+
+
+def _sum_pieces(e: torch.Tensor, c: torch.Tensor, estimate: Estimate, levels: Levels, limits: Limits) -> _Sums | None:
+    """All sums over eager's leaf ``e`` and the compiled ``c``; None where float32 can't hold what is summed."""
     by_exponent = levels.by_exponent()
     if by_exponent is None or float(by_exponent.amin()) < _SMALLEST:
         return None
@@ -65,8 +79,11 @@ def settle_by_eager(
         # NaN, infinity and what float32 can't hold are seen here.
         if not sums.finite or sums.largest > _LARGEST:
             return None
-    if not estimate.is_so_near(sums.apart, sums.size, e.dtype) or not sums.has_signal:
-        return None
+    return sums
+
+
+def _bias_of(sums: _Sums, levels: Levels, limits: Limits) -> float:
+    """How far the error points into one direction, in units of what eager's own error does."""
     own, error = Projections(levels), Projections(levels)
     own.add_sums(sums.own_squares, sums.own_along, sums.own_offset, sums.weighted_size, sums.count)
     error.add_sums(0.0, sums.along, sums.offset, sums.weighted_size, sums.count)
@@ -75,15 +92,14 @@ def settle_by_eager(
     floor = 0.0
     if limits.bias:
         floor = BIAS_FLOOR / limits.bias
-    grain = None
-    if sums.lost <= sums.wrong - sums.lost:
-        grain = grain_of(sums.farthest, sums.largest, e.dtype)
-    leaf = replace(leaf, rms=(sums.squares / sums.count) ** 0.5, bias=noise.excess(error, floor), peak=sums.peak,
-                   grain=grain, wrong=sums.wrong / sums.count, blind=sums.blind, against=reference.kind,
-                   why=reference.why, draws=1)
-    if not leaf.decided or sums.peak > limits.peak or problem(leaf, strict) is not None:
+    return noise.excess(error, floor)
+
+
+def _grain_of(sums: _Sums, dtype: torch.dtype) -> float | None:
+    """The largest error in units of the leaf's largest value; None if most of what is wrong has lost its value."""
+    if sums.lost > sums.wrong - sums.lost:
         return None
-    return with_values(leaf, sums.worst, e, c, estimate.value)
+    return grain_of(sums.farthest, sums.largest, dtype)
 
 
 class _Workspace:

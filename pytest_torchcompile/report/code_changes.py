@@ -10,10 +10,10 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pytest_torchcompile.bounded_folder import tidy_folder
 from pytest_torchcompile.errors import ReportError
@@ -129,7 +129,7 @@ def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Map
         only_old=[cell for cell in old_pieces if cell not in new_pieces],
         only_new=[cell for cell in new_pieces if cell not in old_pieces],
     )
-    cells_of: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    places: dict[_ChangedCode, list[tuple[str, str]]] = {}
     for cell, new in new_pieces.items():
         if cell not in old_pieces:
             continue
@@ -137,22 +137,41 @@ def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Map
         if old is None or new is None:
             found.unknown.append(cell)
             continue
-        found.compared += 1
-        found.graphs += sum(piece.kind == "graph" for piece in new)
-        found.kernels += sum(piece.kind == "kernel" for piece in new)
+        _count_pieces(found, new)
         for before, now in changed_pairs(old, new):
             piece = now or before or NOTHING
-            key = (piece.kind, (before or NOTHING).key, (now or NOTHING).key)
-            cells_of.setdefault(key, []).append((cell, piece.name))
+            changed = _ChangedCode(piece.kind, (before or NOTHING).key, (now or NOTHING).key)
+            places.setdefault(changed, []).append((cell, piece.name))
             if now is not None:
                 found.changed_graphs += piece.kind == "graph"
                 found.changed_kernels += piece.kind == "kernel"
-    for (kind, old_key, new_key), places in cells_of.items():
-        cells = tuple(dict.fromkeys(cell for cell, _ in places))
-        found.changes.append(CodeChange(kind, places[0][1], old_key, new_key, cells, len(places)))
+    found.changes = [_one_change(changed, where) for changed, where in places.items()]
     # Kernels first: of a graph that only calls another kernel the kernel tells more.
     found.changes.sort(key=lambda change: (change.kind != "kernel", -len(change.cells)))
     return found
+
+
+class _ChangedCode(NamedTuple):
+    """The same change in several places is one: what it was and what it is."""
+
+    kind: str
+    old_key: str
+    new_key: str
+
+
+def _count_pieces(found: CodeChanges, pieces: Iterable[CodePiece]) -> None:
+    """Count a cell that both runs have code of."""
+    found.compared += 1
+    for piece in pieces:
+        found.graphs += piece.kind == "graph"
+        found.kernels += piece.kind == "kernel"
+
+
+def _one_change(changed: _ChangedCode, places: Sequence[tuple[str, str]]) -> CodeChange:
+    """``places``: cell and name of each piece that changed so; it is called by the first name."""
+    cells = tuple(dict.fromkeys(cell for cell, _ in places))
+    _, name = places[0]
+    return CodeChange(changed.kind, name, changed.old_key, changed.new_key, cells, len(places))
 
 
 def _pieces_by_cell(cells: Iterable[Mapping[str, Any]]) -> dict[str, list[CodePiece] | None]:

@@ -28,45 +28,70 @@ def accesses_of(
 
     :param origins: for each node that of the graph which was computed last for it; empty where there is none.
     """
-    written: dict[str, list[_Access]] = {}
-    read: dict[str, list[_Access]] = {}
-    in_place: dict[str, str] = {}
-    before: dict[str, list[str]] = {}
-    parts: dict[str, list[_Access]] = {}
+    memory = _KernelMemory()
     for node, origin in zip(nodes, origins, strict=True):
-        mutated, loops = _mutated_by(node), _Loops.of(node)
-        numbers = _numbers_read(node)
+        memory.add_reads(node)
+        memory.add_writes(node, origin)
+    reads = [_tensor_of(name, found, "") for name, found in memory.read.items()]
+    writes = []
+    for name, found in memory.written.items():
+        if found:
+            writes.append(_tensor_of(name, found, memory.in_place.get(name, ""), memory.origins.get(name, ())))
+    return tuple(filter(None, reads)), tuple(filter(None, writes))
+
+
+class _KernelMemory:
+    """What the nodes of a kernel so far have touched, by the name of the memory."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, list[_Access]] = {}
+        """What the kernel has not made itself."""
+        self.written: dict[str, list[_Access]] = {}
+        """Empty for a name under which the kernel itself knows memory that has another one outside."""
+        self.in_place: dict[str, str] = {}
+        """Memory that was there before: the origin of the node that changes it."""
+        self.origins: dict[str, list[str]] = {}
+        """Those of the nodes that write."""
+        self._parts: dict[str, list[_Access]] = {}
+        """Writes into a part, by the memory that it lies in."""
+
+    def add_reads(self, node: Any) -> None:
+        """Note what a node reads, before what it writes."""
+        mutated, loops, numbers = _mutated_by(node), _Loops.of(node), _numbers_read(node)
         for dependency in node.read_writes.reads:
             if _only_ordered(dependency, mutated):
                 continue
             for actual in _memory_read(dependency.name):
-                known = _elements_of(actual, (*written.get(actual, ()), *parts.get(actual, ())))
+                known = _elements_of(actual, (*self.written.get(actual, ()), *self._parts.get(actual, ())))
                 access = _Access(dependency, loops.all, known, _elements_given(node.node, dependency.name), numbers)
-                own = dependency.name in written or actual in written
-                if actual in parts and _touched(access, _whole_of(actual)) == 0:
-                    continue
-                # Of memory that it wrote a part of in place it may read the rest, which others have written.
-                if not own or (actual in in_place and _touched(access, _whole_of(actual)) > 0):
-                    read.setdefault(actual, []).append(access)
+                if self._comes_from_outside(actual, dependency.name, access):
+                    self.read.setdefault(actual, []).append(access)
+
+    def _comes_from_outside(self, actual: str, name: str, access: _Access) -> bool:
+        """Whether a read touches elements that the kernel has not written; ``name`` is what the node calls it."""
+        if actual in self._parts and not _touched(access, _whole_of(actual)):
+            return False
+        if name not in self.written and actual not in self.written:
+            return True
+        # Of memory that it wrote a part of in place it may read the rest, which others have written.
+        return actual in self.in_place and _touched(access, _whole_of(actual)) > 0
+
+    def add_writes(self, node: Any, origin: str) -> None:
+        """Note what a node writes."""
+        mutated, loops, numbers = _mutated_by(node), _Loops.of(node), _numbers_read(node)
         for dependency in node.read_writes.writes:
             for actual in _memory_of(dependency.name):
-                # What is added to is read, but for what this kernel wrote itself.
                 access = _Access(dependency, loops.outer, numbers=numbers)
-                if getattr(dependency, "mode", None) == "atomic_add" and actual not in written:
-                    read.setdefault(actual, []).append(access)
-                written.setdefault(actual, []).append(access)
-                parts.setdefault(_lies_in(actual), []).append(access)
-                before.setdefault(actual, []).append(origin)
+                # What is added to is read, but for what this kernel wrote itself.
+                if getattr(dependency, "mode", None) == "atomic_add" and actual not in self.written:
+                    self.read.setdefault(actual, []).append(access)
+                self.written.setdefault(actual, []).append(access)
+                self._parts.setdefault(_lies_in(actual), []).append(access)
+                self.origins.setdefault(actual, []).append(origin)
                 if actual in mutated:
-                    in_place[actual] = origin
+                    self.in_place[actual] = origin
             # Later nodes of the kernel read it under this name.
-            written.setdefault(dependency.name, [])
-    reads = [_tensor_of(name, found, "") for name, found in read.items()]
-    writes = []
-    for name, found in written.items():
-        if found:
-            writes.append(_tensor_of(name, found, in_place.get(name, ""), before.get(name, ())))
-    return tuple(filter(None, reads)), tuple(filter(None, writes))
+            self.written.setdefault(dependency.name, [])
 
 
 @dataclass(frozen=True)

@@ -80,54 +80,72 @@ def expand(axes: Axes, axes_of: Mapping[str, Axes], rules: Sequence[Rule], ignor
     earlier ones; every ``also`` its checks, and their default limits where no other rule sets them. Rules ``elsewhere``
     (by index) are for other versions of torch: that they match is counted, and nothing comes of it.
     """
-    # Once for each rule, not for each cell: a large matrix has thousands of cells.
-    conditions = [_Condition.of_rule(rule, axes) for rule in rules]
-    deciding = [index for index, rule in enumerate(rules) if rule.verb in OUTCOMES]
-    adding = [index for index, rule in enumerate(rules) if rule.verb not in OUTCOMES]
-    expansion = Expansion([], [], [], [0] * len(rules), [0] * len(rules))
+    asked = _AskedRules(rules, axes, ignored, elsewhere)
+    expansion = Expansion([], [], [], asked.hits, asked.matches)
     for row, cell in _numbered_cells(axes, axes_of):
-        outcome: Rule | None = None
-        expired: Rule | None = None
-        for index in deciding:
-            if not conditions[index].holds_for(row):
-                continue
-            expansion.matches[index] += 1
-            # The first rule has decided; what comes after it only counts its matches.
-            if outcome is not None:
-                continue
-            expansion.hits[index] += 1
-            if index in elsewhere:
-                continue
-            if index in ignored:
-                # The first, as for rules that hold: it is the one that would decide.
-                expired = expired or rules[index]
-            else:
-                outcome = rules[index]
+        outcome, expired = asked.deciding_rule(row)
         if outcome is not None and outcome.verb == "exclude":
             expansion.excluded.append(Excluded(cell, outcome.reason, outcome.issue, outcome.where))
             continue
-        cell_limits = _default_limits_of(cell, limits or {})
-        also: list[str] = []
-        for index in adding:
-            if not conditions[index].holds_for(row):
-                continue
-            expansion.hits[index] += 1
-            expansion.matches[index] += 1
-            if index in elsewhere:
-                continue
-            rule = rules[index]
-            if rule.verb == "also":
-                also += [name for name in rule.checks if name not in also]
-                # What another rule has set holds, wherever it stands in the file.
-                cell_limits = default_limits(rule.checks, cell.wrapper) | cell_limits
-            else:
-                cell_limits |= rule.limits
-        planned = _planned_cell(cell, outcome, cell_limits, tuple(also))
+        cell_limits, also = asked.added_to(cell, row, _default_limits_of(cell, limits or {}))
+        planned = _planned_cell(cell, outcome, cell_limits, also)
         if outcome is None and expired is not None:
             planned = replace(planned, expired=expired)
         expansion.planned.append(planned)
         expansion.rows.append(row)
     return expansion
+
+
+class _AskedRules:
+    """The rules of a matrix, asked about one cell after another; they count how often they were asked for."""
+
+    def __init__(self, rules: Sequence[Rule], axes: Axes, ignored: frozenset[int], elsewhere: frozenset[int]) -> None:
+        self._rules, self._ignored, self._elsewhere = rules, ignored, elsewhere
+        # Once for each rule, not for each cell: a large matrix has thousands of cells.
+        self._conditions = [_Condition.of_rule(rule, axes) for rule in rules]
+        self._deciding = [index for index, rule in enumerate(rules) if rule.verb in OUTCOMES]
+        self._adding = [index for index, rule in enumerate(rules) if rule.verb not in OUTCOMES]
+        self.hits, self.matches = [0] * len(rules), [0] * len(rules)
+
+    def deciding_rule(self, row: tuple[int, ...]) -> tuple[Rule | None, Rule | None]:
+        """The rule that decides about a cell, and the first that would have, had it not been ignored."""
+        outcome: Rule | None = None
+        expired: Rule | None = None
+        for index in self._matching(self._deciding, row):
+            # The first rule has decided; what comes after it only counts its matches.
+            if outcome is not None:
+                continue
+            self.hits[index] += 1
+            if index in self._elsewhere:
+                continue
+            if index in self._ignored:
+                expired = expired or self._rules[index]
+            else:
+                outcome = self._rules[index]
+        return outcome, expired
+
+    def added_to(self, cell: Cell, row: tuple[int, ...],
+                 cell_limits: dict[str, float]) -> tuple[dict[str, float], tuple[str, ...]]:
+        """The cell's limits as the rules change them, and the checks that it has besides."""
+        also: list[str] = []
+        for index in self._matching(self._adding, row):
+            self.hits[index] += 1
+            if index in self._elsewhere:
+                continue
+            rule = self._rules[index]
+            if rule.verb == "also":
+                also += [name for name in rule.checks if name not in also]
+                # What another rule has set holds, wherever it stands in the file.
+                cell_limits = default_limits(rule.checks, cell.wrapper) | cell_limits
+            else:
+                cell_limits = cell_limits | rule.limits
+        return cell_limits, tuple(also)
+
+    def _matching(self, indices: Sequence[int], row: tuple[int, ...]) -> Iterator[int]:
+        for index in indices:
+            if self._conditions[index].holds_for(row):
+                self.matches[index] += 1
+                yield index
 
 
 def _default_limits_of(cell: Cell, limits: Mapping[str, float]) -> dict[str, float]:

@@ -57,6 +57,16 @@ class CellResult:
         return carried
 
 
+@dataclass(frozen=True)
+class _Brought:
+    """What the ranks of a cell hand over besides their observations."""
+
+    comparisons: dict[str, Any] = field(default_factory=dict)
+    """``taken`` from an earlier run, and ``made``; empty where nobody keeps any."""
+    read: list[Mapping[str, Any]] = field(default_factory=list)
+    """Of each rank that has not crashed the files and variables that it read, where they are watched."""
+
+
 @dataclass
 class Execution:
     """Runs each planned cell once, in a rank process or, for debuggers, in this one."""
@@ -137,42 +147,50 @@ class Execution:
             known = self.code_reuse.look_up(planned, job)
             job = replace(job, comparisons=known.leaves)
         outcomes = self._cell_outcomes(planned.cell, job)
-        # No part of what is reported.
-        comparisons: dict[str, Any] = {}
-        for outcome in outcomes:
-            value = outcome.value or {}
-            comparisons |= value.pop("comparisons", None) or {}
-            texts = value.pop("code_texts", None)
-            if texts and self.keep_code is not None:
-                self.keep_code(texts)
-        read = []
-        for outcome in outcomes:
-            # A rank that crashed has no value, and has told of no file.
-            if outcome.value and "read" in outcome.value:
-                read.append(outcome.value.pop("read"))
+        brought = self._take_what_was_brought(outcomes)
         observation = cell_observation(planned.cell.id, outcomes)
         self._mistakes.note(planned.cell, job, observation)
         seconds = max(outcome.seconds for outcome in outcomes)
         judgements = self._judge(planned, observation, selected, applicable)
-        origin = known.origin(comparisons["taken"]) if comparisons.get("taken") else None
-        why_run = earlier
-        if self.reuse is not None and not _all_pass(judgements):
-            if not why_always_run(planned, job):
-                why_run = f"{earlier}; this one does not pass, and is not kept"
-        elif self.reuse is not None and len(read) == len(outcomes):
-            why_run = self.reuse.keep(planned, job, observation, seconds, read, origin) or earlier
-            self._keep_comparisons(planned, job, observation, known, comparisons, read)
-        return CellResult(judgements, observation, seconds, origin, why_run)
+        taken = brought.comparisons.get("taken")
+        result = CellResult(judgements, observation, seconds, known.origin(taken) if taken else None, earlier)
+        if self.reuse is None:
+            return result
+        if not _all_pass(judgements):
+            # Of what always runs that is said already.
+            if why_always_run(planned, job):
+                return result
+            return replace(result, why_run=f"{earlier}; this one does not pass, and is not kept")
+        if len(brought.read) < len(outcomes):
+            return result
+        not_kept = self.reuse.keep(planned, job, observation, seconds, brought.read, result.reused)
+        self._keep_comparisons(planned, job, observation, known, brought)
+        return replace(result, why_run=not_kept or earlier)
+
+    def _take_what_was_brought(self, outcomes: Sequence[RankOutcome]) -> _Brought:
+        """Take out of each rank's value what is no part of a report."""
+        brought = _Brought()
+        for outcome in outcomes:
+            # A rank that crashed has no value, and has told of no file.
+            value = outcome.value or {}
+            brought.comparisons.update(value.pop("comparisons", None) or {})
+            texts = value.pop("code_texts", None)
+            if texts and self.keep_code is not None:
+                self.keep_code(texts)
+            if "read" in value:
+                brought.read.append(value.pop("read"))
+        return brought
 
     def _keep_comparisons(self, planned: PlannedCell, job: Job, observation: Observation, known: EarlierComparisons,
-                          comparisons: Mapping[str, Any], read: list[Mapping[str, Any]]) -> None:
+                          brought: _Brought) -> None:
         """Keep what was compared in a cell that passed; an entry is of one run, so nothing of a part of one."""
+        comparisons = brought.comparisons
         if self.code_reuse is None or not comparisons:
             return
         if comparisons["taken"]:
             self.code_reuse.mark_used(known, comparisons["taken"])
         elif comparisons["made"]:
-            self.code_reuse.keep(planned, job, observation, comparisons["made"], read)
+            self.code_reuse.keep(planned, job, observation, comparisons["made"], brought.read)
 
     def _judge(self, planned: PlannedCell, observation: Observation, selected: Sequence[str],
                applicable: Sequence[str]) -> dict[str, Judgement]:

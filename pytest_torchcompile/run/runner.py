@@ -32,20 +32,18 @@ from pytest_torchcompile.loading import import_all, one_line
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import RAISED, RAISED_TWICE, Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
-from pytest_torchcompile.oracle.diagnosis import locate_stage
 from pytest_torchcompile.oracle.eager_errors import EagerRaised
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.own_draws import compile_with_own_draws
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
-from pytest_torchcompile.oracle.torch_hints import try_hints
 from pytest_torchcompile.oracle.training import no_loss
 from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
+from pytest_torchcompile.run.cause_search import search_cause
 from pytest_torchcompile.run.cold_compile import compile_in_process
-from pytest_torchcompile.run.culprit_cell import culprit_of
 from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.kept_log import begin_nothing, kept_log
@@ -66,8 +64,6 @@ _APART = 104_729
 _OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
 # One for the process: cells of one model share its float64 run, whatever backend and mode they compile with.
 _REFERENCES = References()
-_LOCATED = {"compiles", *checks.COMPARING}
-"""Sections that say which stage of the compiler brings a difference in."""
 
 
 class Run(CellTrial):
@@ -324,35 +320,32 @@ def _observe_run(run: Run, seen: Observation, begin_part: Callable[[str], None] 
         seen.failed_at = run.compiled.error.at
     seen.seconds = run.seconds
     seen.leaks += run.leaks
-    # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
-    for name in checks.CHECKS:
-        if name == "compiles" or name in run.job.checks:
-            begin_part(f"the check {name}, which runs the model again")
-            seen.sections[name] = checks.load(name).measure(run)
+    _measure_sections(run, seen, begin_part)
     begin_part("the model with Inductor's own random numbers")
     beside = {"own_draws": compile_with_own_draws(run, run.single), "cold_compiler": cold}
     seen.sections["compiles"] |= {key: value for key, value in beside.items() if value}
+    _note_generated_code(run, seen)
+    if known := run.options.known:
+        seen.comparisons = {"taken": known.taken, "made": known.made}
+    begin_part("the search for a cause, with other backends and settings")
+    search_cause(run, seen)
+
+
+def _measure_sections(run: Run, seen: Observation, begin_part: Callable[[str], None]) -> None:
+    """Have each check of the cell measure. In the order of CHECKS: the last drops what was compiled."""
+    for name in checks.CHECKS:
+        # That compiled code ran is asked of every verdict.
+        if name == "compiles" or name in run.job.checks:
+            begin_part(f"the check {name}, which runs the model again")
+            seen.sections[name] = checks.load(name).measure(run)
+
+
+def _note_generated_code(run: Run, seen: Observation) -> None:
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
     # Two runs are compared by what rank 0 compiled; every rank would send as much through torchrun's store.
     if run.job.rank == 0:
         seen.code_texts = generated.texts
-    if known := run.options.known:
-        seen.comparisons = {"taken": known.taken, "made": known.made}
-    begin_part("the search for a cause, with other backends and settings")
-    # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
-    if run.compared and sum(run.seconds.values()) <= run.job.locate:
-        stage = locate_stage(run)
-        if stage and run.job.culprit and run.single:
-            stage["culprit"] = culprit_of(run, stage)
-        if stage:
-            for name in _LOCATED & seen.sections.keys():
-                seen.sections[name]["located"] = stage
-    breaks = seen.sections.get("graph_breaks", {}).get("graph_breaks", ())
-    broken = run.compared and run.single and len(breaks) > run.job.limits.get("graph_breaks", 0)
-    if broken and sum(run.seconds.values()) <= run.job.locate:
-        for number, came in try_hints(run, breaks, run.job.locate).items():
-            breaks[number]["hint_tried"] = came
 
 
 def _why_cold(run: Run) -> str:

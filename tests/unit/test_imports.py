@@ -30,7 +30,7 @@ NEEDS_TORCH = {
     "explain/toolkit_notes",
     "culprit",
     "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment", "run/kept_log",
-    "run/prepared_run", "run/runner", "run/subject",
+    "run/cause_search", "run/prepared_run", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {

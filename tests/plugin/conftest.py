@@ -93,7 +93,7 @@ class Repo:
 
 def _start_pytest(address: str, torch: str, args: tuple[str, ...], stdout: IO[str], stderr: IO[str],
                   stdin: object) -> subprocess.Popen | ForkedPython:
-    """As ``pytester.popen`` does, which puts the run's folder into the path. ``torch``: zygotes are forked from there."""
+    """As ``pytester.popen`` does, with the run's folder in the path. Zygotes are forked from ``torch``."""
     searched = [os.getcwd(), warm_python.FOLDER, os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched)),
                    "PYTEST_PLUGINS": warm_python.__name__, warm_python.ADDRESS: torch}

@@ -56,6 +56,8 @@ WITHOUT_EFFECT = frozenset({
 FOLDER = str(Path(__file__).parent)
 _COMMAND = """
 import sys
+# What is installed is imported, and not what lies in the folder where the tests were started.
+del sys.path[0]
 with open(sys.argv[1], encoding="utf-8") as file:
     exec(compile(file.read(), "<warm python>", "exec"), {"__name__": "__main__", "__file__": sys.argv[1]})
 """
@@ -233,7 +235,7 @@ def _become(args: Sequence[str], environment: Mapping[str, str], cwd: str, fds: 
     os.chdir(cwd)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     option, rest = args[1][:2], list(args[1:])
-    sys.path[:] = ["" if option == "-c" else cwd, *_searched(environment), *sys.path[1:]]
+    sys.path[:] = ["" if option == "-c" else cwd, *_searched(environment), *sys.path]
     importlib.invalidate_caches()
     # "-mpytest" and "-m pytest" are the same.
     what = rest[0][2:] or rest.pop(1)

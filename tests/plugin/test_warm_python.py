@@ -78,6 +78,14 @@ def test_what_imports_may_read_starts_a_new_interpreter(start, environment):
     assert printed == "False\n"
 
 
+def test_what_is_installed_is_imported(tmp_path, monkeypatch):
+    """The tests of a wheel start in a checkout, which has a package of the same name."""
+    (tmp_path / "pytest_torchcompile").mkdir()
+    (tmp_path / "pytest_torchcompile/__init__.py").write_text("raise ValueError('the checkout')\n")
+    monkeypatch.chdir(tmp_path)
+    warm_python.WarmPython(["pytest_torchcompile.errors"]).close()
+
+
 @pytest.mark.parametrize("threads", [None, "1"])
 def test_ranks_of_an_inner_run(repo, warm, monkeypatch, threads):
     """Their zygote is forked, with the variables of its run; where one of these is of torch it is started anew."""

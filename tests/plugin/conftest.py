@@ -78,6 +78,10 @@ class Repo:
                 patch.setattr(self.pytester, "popen", functools.partial(_start_pytest, address, self.warm["torch"]))
             return self.pytester.runpytest_subprocess(*([option] if option else []), *args)
 
+    def run_anew(self, *args: str) -> pytest.RunResult:
+        """Run pytest in a new interpreter, for tests that ask what is loaded, or when."""
+        return self.pytester.runpytest_subprocess(*args)
+
     def block(self, name: str = ".compile-matrix/report.json") -> dict:
         return json.loads((self.path / name).read_text(encoding="utf-8"))["compile_matrix"]
 

@@ -246,19 +246,23 @@ class Tally:
 
 
 def try_edits(project: Project, kinds: Sequence[tuple[MakeEdit, int]], tally: Tally,
-              judge: Callable[[int, Edit, random.Random], None], edits: int, seed: int, seconds: float) -> None:
+              judge: Callable[[int, Edit, random.Random], None], edits: int, seed: int, seconds: float,
+              first: int = 0) -> None:
     """Make edits one by one, each of the project as it was at first, and have each judged.
 
-    ``kinds``: how to make one, and how often. Ends after ``edits`` or ``seconds``, whichever is first.
+    ``kinds``: how to make one, and how often. Ends after ``edits`` or ``seconds``, whichever is first, and prints where
+    to go on. Those before ``first`` are made and not judged; what follows is the same if ``judge`` draws nothing.
     """
     chance, end = random.Random(seed), time.monotonic() + seconds
     for number in range(edits):
         if time.monotonic() > end:
+            print(f"edits {first} to {number - 1} of seed {seed} were made; {number} is next")
             break
         make = chance.choices([make for make, _ in kinds], [weight for _, weight in kinds])[0]
         edit = make(project, chance)
-        tally.edits[edit.kind] += 1
-        judge(number, edit, chance)
+        if number >= first:
+            tally.edits[edit.kind] += 1
+            judge(number, edit, chance)
         project.restore()
 
 

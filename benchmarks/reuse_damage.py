@@ -1,7 +1,8 @@
 """Does --compile-reuse ever hand out a stale pass? Seeded edits of a small project, and what each does to its cells.
 
-``python benchmarks/reuse_damage.py [EDITS] [SEED] [SECONDS]``. One run fills the store. Each edit is then made
-by itself: of models, data files, the matrix, packages, environment and settings. For each cell it is asked whether its
+``python benchmarks/reuse_damage.py [EDITS] [SEED] [SECONDS] [FIRST]``. Where the seconds are over before the edits it
+says which is next; given as FIRST, another call goes on there. One run fills the store. Each edit is then made by
+itself: of models, data files, the matrix, packages, environment and settings. For each cell it is asked whether its
 result would be reused. What the edit really does is found by running it: a fork of a process with torch builds the
 model of the cell and hashes what it computes and the settings that it leaves. A result that would be reused, though
 that hash changed or the edit is of what the run was asked, is a stale pass. So is one whose report names a line that
@@ -180,7 +181,8 @@ EDITS: tuple[tuple[MakeEdit, int], ...] = (
 )
 
 
-def main(edits: int = 500, seed: int = 0, seconds: int = 10**6, kinds: tuple[tuple[MakeEdit, int], ...] = EDITS) -> int:
+def main(edits: int = 500, seed: int = 0, seconds: int = 10**6, first_edit: int = 0,
+         kinds: tuple[tuple[MakeEdit, int], ...] = EDITS) -> int:
     """Print what came of it; 1 if there was a stale pass."""
     torch.set_num_threads(1)
     tally = Tally()
@@ -207,7 +209,7 @@ def main(edits: int = 500, seed: int = 0, seconds: int = 10**6, kinds: tuple[tup
                     tally.counted[edit.kind] += 1
             tally.stale += [f"{number} {edit.kind}: {edit.what}: {line}" for line in project.untrue]
 
-        try_edits(project, kinds, tally, judge, edits, seed, seconds)
+        try_edits(project, kinds, tally, judge, edits, seed, seconds, first_edit)
     tally.print_lines("nothing was changed, and yet the cell ran,")
     return bool(tally.stale)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import os
+import subprocess
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
+import warm_python
 import yaml  # noqa: F401 -- its C part can't be loaded twice, and an in-process run forgets modules that it loaded
+from warm_python import ForkedPython, WarmPython
+
+from pytest_torchcompile.system import can_fork
 
 MODELS = """
 import os, signal, time
@@ -40,8 +49,10 @@ axes:
 class Repo:
     """Files, runs and reports of one miniature repository."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, warm: dict[str, str]) -> None:
+        """``warm``: addresses of interpreters that have imported "torch", "pytest" or "both"."""
         self.pytester = pytester
+        self.warm = warm
         self.path: Path = pytester.path
         self.file("pyproject.toml", "[tool.pytest.ini_options]\n")
         self.file("models.py", MODELS)
@@ -60,7 +71,16 @@ class Repo:
         return self.file(name, text)
 
     def run(self, *args: str, option: str = "--compile-matrix") -> pytest.RunResult:
-        return self.pytester.runpytest_subprocess(*([option] if option else []), *args)
+        """Run pytest in a process of its own. Without ``option`` the tests there import torch themselves."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.warm:
+                address = self.warm["pytest" if option else "both"]
+                patch.setattr(self.pytester, "popen", functools.partial(_start_pytest, address, self.warm["torch"]))
+            return self.pytester.runpytest_subprocess(*([option] if option else []), *args)
+
+    def run_anew(self, *args: str) -> pytest.RunResult:
+        """Run pytest in a new interpreter, for tests that ask what is loaded, or when."""
+        return self.pytester.runpytest_subprocess(*args)
 
     def block(self, name: str = ".compile-matrix/report.json") -> dict:
         return json.loads((self.path / name).read_text(encoding="utf-8"))["compile_matrix"]
@@ -75,8 +95,33 @@ class Repo:
         return found["checks"][check]["problems"]
 
 
+def _start_pytest(address: str, torch: str, args: tuple[str, ...], stdout: IO[str], stderr: IO[str],
+                  stdin: object) -> subprocess.Popen | ForkedPython:
+    """As ``pytester.popen`` does, with the run's folder in the path. Zygotes are forked from ``torch``."""
+    searched = [os.getcwd(), warm_python.FOLDER, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched)),
+                   "PYTEST_PLUGINS": warm_python.__name__, warm_python.ADDRESS: torch}
+    return warm_python.start_python(address, args, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                                    env=environment)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[dict[str, str]]:
+    """Addresses of the interpreters from which inner runs are forked; none where nothing forks, or without torch."""
+    if not can_fork() or importlib.util.find_spec("torch") is None:
+        yield {}
+        return
+    torch = WarmPython(warm_python.TORCH)
+    both = WarmPython(warm_python.PYTEST, torch)
+    alone = WarmPython(warm_python.PYTEST)
+    yield {"torch": torch.address, "both": both.address, "pytest": alone.address}
+    # A fork before that of which it is one.
+    for python in (alone, both, torch):
+        python.close()
+
+
 @pytest.fixture
-def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Repo:
+def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm: dict[str, str]) -> Repo:
     """A miniature repository whose runs start without the zygote's warm-up compile, which they don't need."""
     monkeypatch.setenv("PYTEST_TORCHCOMPILE_WARM", "0")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
@@ -84,4 +129,4 @@ def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Repo:
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    return Repo(pytester)
+    return Repo(pytester, warm)

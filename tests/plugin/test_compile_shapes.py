@@ -24,7 +24,8 @@ def tests(repo):
 
     def run(text, *args):
         repo.file("test_it.py", HEAD + text)
-        return repo.run("-p", "no:cacheprovider", *args, option="")
+        # On a busy machine the usual seconds run out before a sequence is as short as it can be.
+        return repo.run("-p", "no:cacheprovider", "--compile-fuzz-seconds=600", *args, option="")
 
     return run
 

@@ -173,7 +173,7 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
         print("loaded:", [n for n in ("torch", "yaml") if n in sys.modules], ours)
     """)
     repo.file("test_it.py", "def test_it(): pass\n")
-    repo.run("-s", "-p", "no:hypothesispytest", option="").stdout.fnmatch_lines([
+    repo.run_anew("-s", "-p", "no:hypothesispytest").stdout.fnmatch_lines([
         "loaded: [[][]] [[]'pytest_torchcompile.errors', "
         "'pytest_torchcompile.plan', 'pytest_torchcompile.plan.matrix_path', 'pytest_torchcompile.plugin', "
         "'pytest_torchcompile.plugin.fixtures', 'pytest_torchcompile.plugin.graph_pass', "
@@ -187,7 +187,7 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
     @pytest.mark.skip
     def test_it(compile_config): pass
     """)
-    result = repo.run("-s", "-p", "no:hypothesispytest", option="")
+    result = repo.run_anew("-s", "-p", "no:hypothesispytest")
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["loaded: [[][]] *'pytest_torchcompile.plan.markers'*"])
 
@@ -225,8 +225,9 @@ def watched():
 def test_what_the_ledger_reads_is_no_log_for_users(repo):
     """Torch's trace fills no captured log, log file or terminal; what the test logs is there."""
     repo.file("test_it.py", LOGS)
-    result = repo.run("-p", "no:cacheprovider", "--log-level=DEBUG", "--log-cli-level=DEBUG", "--log-file=all.txt",
-                      "--log-file-level=DEBUG", option="")
+    # pytest finds torch's logger where torch is loaded before the tests are collected.
+    result = repo.run_anew("-p", "no:cacheprovider", "--log-level=DEBUG", "--log-cli-level=DEBUG",
+                           "--log-file=all.txt", "--log-file-level=DEBUG")
     result.assert_outcomes(passed=1, failed=1)
     written = (repo.path / "all.txt").read_text(encoding="utf-8")
     assert "kept" in written

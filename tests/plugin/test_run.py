@@ -125,7 +125,7 @@ def test_torch_stays_out_of_pytest(repo):
     def pytest_unconfigure():
         print("torch loaded:", "torch" in sys.modules)
     """)
-    repo.run("-s").stdout.fnmatch_lines(["torch loaded: False"])
+    repo.run_anew("--compile-matrix", "-s").stdout.fnmatch_lines(["torch loaded: False"])
 
 
 def test_in_process(repo):

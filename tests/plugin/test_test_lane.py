@@ -155,7 +155,7 @@ def test_a_run_without_a_test_of_ours(repo):
         def pytest_unconfigure():
             open("loaded.txt", "w").write(str([name for name in ("torch", "yaml") if name in sys.modules]))
         """)
-    repo.run("--json-report", "--json-report-file=report.json", option="").assert_outcomes(passed=1)
+    repo.run_anew("--json-report", "--json-report-file=report.json").assert_outcomes(passed=1)
     assert "compile_matrix" not in (repo.path / "report.json").read_text()
     assert (repo.path / "loaded.txt").read_text() == "[]"
 
@@ -344,7 +344,7 @@ pytestmark = pytest.mark.xfail(reason="flaky")
 """
     )
     repo.file("test_wrong.py", marked)
-    repo.run("--json-report", "--json-report-file=report.json", option="").assert_outcomes(xpassed=1, xfailed=9)
+    repo.run_anew("--json-report", "--json-report-file=report.json").assert_outcomes(xpassed=1, xfailed=9)
     verdicts = {
         test["id"].removeprefix("test_wrong.py::"): test["verdict"] for test in repo.block("report.json")["tests"]
     }

@@ -144,7 +144,7 @@ def test_pytest_itself_does_not_load_torch(bare):
     """The model is made in a process of its own."""
     bare.file("conftest.py", "import sys\n\ndef pytest_unconfigure():\n"
                              "    print('torch loaded:', 'torch' in sys.modules)\n")
-    result = bare.run(MODEL, "-m", EAGER, "--compile-checks=compiles", "-s", option="")
+    result = bare.run_anew(MODEL, "-m", EAGER, "--compile-checks=compiles", "-s")
     assert "torch loaded: False" in result.stdout.str()
     assert result.ret == 0
 

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ KNOWN = (
     (".floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
     ("torch.nn.LSTMCell(", "autocast inner_autocast", "error", "backward-under-autocast.md"),
     ("torch.nn.Linear(", "autocast inner_autocast", "gradient", "backward-under-autocast.md"),
+    ("", "unfrozen=True", "gradient", "unfrozen-parameters-keep-no-gradient.md"),
 )
 """Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``."""
 _FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
@@ -89,9 +91,9 @@ def page_of(text: str, found: list[Any]) -> str:
     """The page of a known error; empty: the finding is false, or an error of torch that nobody knew.
 
     Only the call that shows it is looked at: another call of its history excuses nothing, unless it has put the module
-    into evaluation.
+    into evaluation, or frozen parameters that are frozen no more.
     """
-    history, kind, *_, at = found
+    history, kind, _, message, at = found
     if at < 0:
         return ""
     # The history is the code of calls.
@@ -100,6 +102,10 @@ def page_of(text: str, found: list[Any]) -> str:
     modes = [each.training for each in calls if each.training is not None]
     if modes and not modes[-1]:
         had.add("training=False")
+    frozen = {choice for each in calls for name, choice in each.mutations if name == "frozen"}
+    # Other parameters are frozen than before, so some are not any more: an error of torch 2.11, and not of 2.13.
+    if len(frozen) > 1 and version("torch").startswith("2.11") and "eager has a gradient, compiled none" in message:
+        had.add("unfrozen=True")
     for program, words, its_kind, page in KNOWN:
         if program in text and kind == its_kind and set(words.split()) <= had:
             return page

@@ -6,11 +6,11 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pytest_torchcompile.contract.hunt import Hunt, HuntFinding
 
@@ -51,13 +51,20 @@ def issue_draft(finding: HuntFinding, outcome: str) -> str:
     return "\n".join([
         f"# {record['kind']}: {finding.program}", "",
         f"{record['message']}", "",
-        f"After `{record['code']}`. {stage}", "",
+        f"After `{record['code']}`. {stage} {_moved_text(record)}".rstrip(), "",
         "## Script", "", "```python", record["script"].rstrip(), "```", "",
         "## What it printed", "", "```", said, "```", "",
         "## Versions", "",
         f"torch {version('torch')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}", "",
         f"To look for it in the tracker: {record['search']}", "",
     ])  # fmt: skip
+
+
+def _moved_text(record: Mapping[str, Any]) -> str:
+    """Which side moved; of an earlier version's record nothing."""
+    if not record.get("moved"):
+        return ""
+    return f"The {record['moved']} side is further from what is expected."
 
 
 def summary(hunt: Hunt) -> Iterable[str]:

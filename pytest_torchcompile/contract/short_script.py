@@ -15,6 +15,7 @@ from typing import Any
 from pytest_torchcompile.contract.copied_source import Source
 from pytest_torchcompile.contract.mutation import Mutation, in_order
 from pytest_torchcompile.contract.specialised import specialised_lines, without_gradients
+from pytest_torchcompile.contract.stand_in import code_of, path_of
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 
 __all__ = ["Shown", "short_script"]
@@ -35,7 +36,7 @@ class Shown:
     training: bool | None = None
     """The mode that the model is put into at first; None: its own."""
     without: tuple[str, ...] = ()
-    """Submodules that an Identity stands in for."""
+    """What stands in for submodules, as in ``stand_in.py``."""
     seed: int = 0
     dtype: str = "float32"
     keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -115,8 +116,8 @@ def _history(shown: Shown, source: Source) -> Iterator[str]:
     yield f"    module = {_made(source, shown.factory, shown.keywords.get('factory', {}))}"
     if shown.training is not None:
         yield f"    module.train({shown.training})"
-    for path in shown.without:
-        yield f"    module.set_submodule({path!r}, torch.nn.Identity())"
+    for each in shown.without:
+        yield f"    module.set_submodule({path_of(each)!r}, {code_of(each)})"
     for index, drawn in enumerate(shown.history):
         for line in _call(shown, source, index, drawn):
             yield f"    {line}"

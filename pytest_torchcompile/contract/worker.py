@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.contract.stand_in import linear_stand_ins
 from pytest_torchcompile.culprit.culprit_record import Culprit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
@@ -80,6 +81,8 @@ class Told:
     where: str = ""
     message: str = ""
     at: int = -1
+    moved: str = ""
+    """The side that moved: ``eager`` or ``compiled``."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """``calls, refused, mute, graphs, hits, misses, seconds, in_calls``."""
 
@@ -148,7 +151,7 @@ class Worker:
                 if not self._connection.poll(HISTORY_SECONDS):
                     message = f"the {side} side has not come back in {HISTORY_SECONDS:g} s"
                     self._start_again()
-                    return Told("hang", side, message, index)
+                    return Told("hang", side, message, index, side)
                 kind, value = self._connection.recv()
             except (EOFError, OSError):
                 self._process.join(START_SECONDS)
@@ -157,7 +160,7 @@ class Worker:
                 # Our own comparing is no side of the user's.
                 if side == "comparing":
                     raise OwnFailure(f"comparing a call, the process for histories {self._end()}") from None
-                return Told("crash", side, message, index)
+                return Told("crash", side, message, index, side)
             if kind == "at":
                 index, side = value
             elif kind == "failed":
@@ -181,6 +184,16 @@ class Worker:
             why = f"the search {self._end()}"
         self._start_again()
         return Culprit(backend, why_not=why).to_dict()
+
+    def linear_stand_ins(self) -> dict[str, str]:
+        """By path of a part the Linear that fits in its place; none where eager does not take a plain call."""
+        self._connection.send(("linear_stand_ins", dict(self.source.sizes)))
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll(HISTORY_SECONDS):
+                _, value = self._connection.recv()
+                return dict(value)
+        self._start_again()
+        return {}
 
     def _end(self) -> str:
         return ended_in_words(self._process.exitcode)
@@ -258,6 +271,13 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
         if order == "culprit":
             yield _culprit_answer(program, given)
             continue
+        if order == "linear_stand_ins":
+            found: dict[str, str] = {}
+            # What eager raises on a plain call is told elsewhere.
+            with contextlib.suppress(Exception):
+                found = linear_stand_ins(program, given)
+            yield "linear_stand_ins", found
+            continue
         plain, without, backend = given
         try:
             outcome = run_history(program, from_plain(plain), tell, without, backend)
@@ -267,12 +287,12 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
             continue
         counts = {name: getattr(outcome, name)
                   for name in ("calls", "refused", "mute", "graphs", "hits", "misses", "seconds", "in_calls")}
-        found = outcome.problem
-        if found is None:
+        problem = outcome.problem
+        if problem is None:
             yield "done", {"counts": counts}
         else:
-            yield "done", {"kind": found.kind, "where": found.where, "message": found.message, "at": outcome.at,
-                           "counts": counts}
+            yield "done", {"kind": problem.kind, "where": problem.where, "message": problem.message, "at": outcome.at,
+                           "moved": outcome.moved, "counts": counts}
 
 
 def _culprit_answer(program: Program, given: tuple[Any, ...]) -> tuple[str, Any]:

@@ -7,14 +7,14 @@ import importlib
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.contract.stand_in import linear_stand_ins
 from pytest_torchcompile.culprit.culprit_record import Culprit
-from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class ProgramSource:
     """The mutations that are on."""
     sizes: Mapping[str, int]
     """Those of the batch by which it is found out which mutations the program has a use for."""
+    settings: tuple[str, ...] = ()
+    """Settings of torch that the mutation ``torch_settings`` makes too; see :class:`~.fuzz_options.FuzzOptions`."""
 
     def load(self) -> Program:
         """Make the program, in the worker."""
@@ -230,6 +232,20 @@ def serve(connection: Connection, source: ProgramSource) -> None:
             connection.send(answer)
 
 
+def _ask_for_settings(settings: Iterable[str]) -> None:
+    """Raises NotLoaded for a setting that this torch does not have."""
+    for setting in settings:
+        module, _, name = setting.partition("=")[0].rpartition(".")
+        try:
+            known = importlib.import_module(module).get_config_copy()
+        except (ImportError, AttributeError):
+            raise NotLoaded(f"--compile-fuzz-settings: {module} is no module of settings in this torch; expected one "
+                            "such as torch._dynamo.config") from None
+        if name not in known:
+            raise NotLoaded(f"--compile-fuzz-settings: this torch has no setting {module}.{name}; "
+                            f"{nearest(name, known)}")
+
+
 def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any]]:
     """The program, and what is said of it: what it offers, or why there is none."""
     from pytest_torchcompile.contract.history_run import offered_choices
@@ -237,6 +253,7 @@ def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any
     try:
         program = source.load()
         module, batch = program.make_model(), program.batch(source.sizes, program.seed)
+        _ask_for_settings(source.settings)
     except NotLoaded as error:
         return None, ("not_loaded", str(error))
     except OwnFailure as error:
@@ -245,6 +262,8 @@ def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any
         return None, ("failed", f"{type(error).__name__}: {error}")
     try:
         offered = offered_choices(module, batch, source.names)
+        if "torch_settings" in offered:
+            offered["torch_settings"] += source.settings
         paths = [path for path, _ in module.named_modules() if path]
     except Exception:
         # No function of the user's runs here.

@@ -45,6 +45,8 @@ KNOWN = (
     ("torch.nn.Conv", "empty_batch dtypes", "error", "empty-batch-of-another-dtype.md"),
     (".heaviside(", "empty_batch", "error", "backward-nobody-asks-for.md"),
     (".floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    (".heaviside(", "training=False grad_mode", "error", "backward-nobody-asks-for.md"),
+    (".floor_divide(", "training=False grad_mode", "error", "backward-nobody-asks-for.md"),
     ("torch.nn.LSTMCell(", "autocast inner_autocast", "error", "backward-under-autocast.md"),
     ("torch.nn.Linear(", "autocast inner_autocast", "gradient", "backward-under-autocast.md"),
     ("", "unfrozen=True", "gradient", "unfrozen-parameters-keep-no-gradient.md"),

@@ -3,7 +3,8 @@
 Small correct programs (layers of ``torch.nn``, chains of functions, models of the zoo), each called in histories as the
 check ``contract`` draws them, with at least one mutation in each. Whatever is found is false, or an error of torch:
 those that ``docs/found`` has are in ``KNOWN`` and counted apart, each by the program, the history and the kind. Each
-program's line goes to a file at once; the same command goes on behind the last one, and ``--table`` prints the sums.
+program's line goes to a file at once; the same command goes on behind the last one. ``--seed`` draws other histories,
+so that many processes share the work. ``--table`` prints the sums over all seeds of a backend.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ KNOWN = (
     ("torch.nn.GroupNorm(", "memory_format", "crash", "groupnorm-channels-last-crash.md"),
     ("torch.nn.Dropout(", "training=False", "alias", "dropout-in-evaluation.md"),
     ("torch.nn.AlphaDropout(", "training=False", "alias", "dropout-in-evaluation.md"),
+    ("torch.nn.RReLU(", "training=False", "stride", "rrelu-in-evaluation-memory-order.md"),
     ("torch.nn.GELU(", "special_values", "value", "gelu-of-infinity.md"),
     (".half().float()", "special_values", "value", "infinity-of-float16.md"),
     ("mode='linear'", "special_values", "value", "linear-interpolation-overflows.md"),
@@ -42,12 +45,19 @@ KNOWN = (
     ("torch.nn.Conv", "empty_batch dtypes", "error", "empty-batch-of-another-dtype.md"),
     (".heaviside(", "empty_batch", "error", "backward-nobody-asks-for.md"),
     (".floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    (".heaviside(", "training=False grad_mode", "error", "backward-nobody-asks-for.md"),
+    (".floor_divide(", "training=False grad_mode", "error", "backward-nobody-asks-for.md"),
     ("torch.nn.LSTMCell(", "autocast inner_autocast", "error", "backward-under-autocast.md"),
     ("torch.nn.Linear(", "autocast inner_autocast", "gradient", "backward-under-autocast.md"),
+    ("", "unfrozen=True", "gradient", "unfrozen-parameters-keep-no-gradient.md"),
 )
 """Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``."""
 _FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
         "MaxPool2d(2)", "MultiheadAttention(6, 2, batch_first=True)", "Dropout(0.3)", "LSTMCell(6, 5)")
+_APART = 37
+"""Programs between the beginnings of two seeds."""
+_SEEDS_EACH = 1_000_000
+"""Hypothesis' seeds of one ``--seed``: no two runs draw the same histories."""
 
 
 def programs(few: bool) -> Iterator[tuple[str, str, str]]:
@@ -83,9 +93,9 @@ def page_of(text: str, found: list[Any]) -> str:
     """The page of a known error; empty: the finding is false, or an error of torch that nobody knew.
 
     Only the call that shows it is looked at: another call of its history excuses nothing, unless it has put the module
-    into evaluation.
+    into evaluation, or frozen parameters that are frozen no more.
     """
-    history, kind, *_, at = found
+    history, kind, _, message, at = found
     if at < 0:
         return ""
     # The history is the code of calls.
@@ -94,6 +104,10 @@ def page_of(text: str, found: list[Any]) -> str:
     modes = [each.training for each in calls if each.training is not None]
     if modes and not modes[-1]:
         had.add("training=False")
+    frozen = {choice for each in calls for name, choice in each.mutations if name == "frozen"}
+    # Other parameters are frozen than before, so some are not any more: an error of torch 2.11, and not of 2.13.
+    if len(frozen) > 1 and version("torch").startswith("2.11") and "eager has a gradient, compiled none" in message:
+        had.add("unfrozen=True")
     for program, words, its_kind, page in KNOWN:
         if program in text and kind == its_kind and set(words.split()) <= had:
             return page
@@ -129,6 +143,15 @@ def source_of(name: str, text: str, folder: Path, backend: str) -> tuple[Program
     return ProgramSource(target, {"file": str(path), "backend": backend}, NAMES, {"B": 2}), dims
 
 
+def records_of(log: Path) -> list[dict[str, Any]]:
+    """What a run has written so far: one record a program and turn."""
+    if not log.exists():
+        return []
+    # A run that was ended in the middle of a line has not written it.
+    lines = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in lines]
+
+
 def summary(records: list[dict[str, Any]]) -> None:
     """Print counts, findings, and the cost of a history."""
     counts: Counter[str] = Counter()
@@ -160,22 +183,29 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=20, help="histories of a program in one turn")
     parser.add_argument("--few", action="store_true", help="24 programs, for Inductor")
     parser.add_argument("--folder", type=Path, default=Path(".compile-matrix/contract_clean"))
-    parser.add_argument("--table", action="store_true", help="only print the sums of what has run")
+    parser.add_argument("--seed", type=int, default=0, help="of the histories; another one begins at another program")
+    parser.add_argument("--table", action="store_true", help="only print the sums of what has run, over all seeds")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    log = options.folder / f"{options.backend}.jsonl"
-    records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    # Programs' files are written again in each turn: processes side by side share none.
+    own_folder = options.folder / f"{options.backend}-{options.seed}"
+    own_folder.mkdir(parents=True, exist_ok=True)
     if options.table:
-        summary(records)
+        logs = sorted(options.folder.glob(f"{options.backend}-*.jsonl"))
+        summary([record for log in logs for record in records_of(log)])
         return
+    log = options.folder / f"{options.backend}-{options.seed}.jsonl"
+    records = records_of(log)
     known_programs = list(programs(options.few))
+    # Processes that end early have not all seen the same ones.
+    begin = options.seed * _APART % len(known_programs)
+    known_programs = known_programs[begin:] + known_programs[:begin]
     worker, start = None, time.monotonic()
     for place, (name, text, about) in enumerate(cycle(known_programs)):
         if place < len(records):
             continue
         if sum(each["counts"].get("drawn", 0) for each in records) >= options.histories:
             break
-        source, dims = source_of(name, text, options.folder, options.backend)
+        source, dims = source_of(name, text, own_folder, options.backend)
         turn = place // len(known_programs)
         found: dict[str, Any] = {"counts": {}, "findings": [], "ratios": []}
         try:
@@ -183,7 +213,7 @@ def main() -> None:
                 worker = Worker(source)
             else:
                 worker.load(source)
-            found = run_program(worker, dims, options.each, 1000 * turn + place)
+            found = run_program(worker, dims, options.each, options.seed * _SEEDS_EACH + 1000 * turn + place)
         except OwnFailure as error:
             found["findings"] = [["", "own failure", "", str(error), -1]]
             worker = None

@@ -28,6 +28,7 @@ _MARKS = (
     "_dynamo_weak_dynamic_indices",
     "_specialize_on",
 )
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SHARED = (torch.nn.Module, torch.Generator, ModuleType, FunctionType, type)
 
 
@@ -77,6 +78,24 @@ class Batch:
         either, so that they may be written to in place, and :func:`source_of` has their gradient. None has a gradient.
         """
         return self.to()
+
+    def refill(self, other: Batch) -> bool:
+        """Write the values of another batch into the tensors of this one; False where they don't go in.
+
+        Both must have one structure, the same Python values, and plain tensors of the same form. None of this one may
+        have become part of an autograd graph, or have got a hook.
+        """
+        mine, structure = pytree.tree_flatten(self.value)
+        theirs, other_structure = pytree.tree_flatten(other.value)
+        if structure != other_structure or self.other_replicas or other.other_replicas:
+            return False
+        if not all(map(_can_be_refilled, mine, theirs)):
+            return False
+        with torch.no_grad():
+            for target, source in zip(mine, theirs, strict=True):
+                if isinstance(target, torch.Tensor):
+                    target.copy_(source)
+        return True
 
     def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """A copy in which each tensor is what ``change`` makes of it, with ``requires_grad`` and the dynamic marks.
@@ -138,6 +157,19 @@ class Batch:
     def is_on_cuda(self) -> bool:
         """Whether any of its tensors is; the model may be elsewhere."""
         return any(tensor.is_cuda for tensor in self.tensors())
+
+
+def _can_be_refilled(target: Any, source: Any) -> bool:
+    """Whether a tensor of a batch can have the values of another one, or is the same Python value."""
+    if not isinstance(target, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return type(target) is type(source) and isinstance(target, _PLAIN) and target == source
+    if not _is_plain(target) or not _is_plain(source) or target._backward_hooks or 0 in target.stride():
+        return False
+    if not target.is_leaf or not source.is_leaf or target.requires_grad != source.requires_grad:
+        return False
+    form, other = (target.shape, target.stride(), target.dtype, target.device), (
+        source.shape, source.stride(), source.dtype, source.device)
+    return form == other
 
 
 def _copy_marks(source: torch.Tensor, target: torch.Tensor) -> None:

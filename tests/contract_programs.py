@@ -84,3 +84,14 @@ def refusing(data):
 def group_norm():
     """Torch 2.13 ends the process in its backward, for an image with channels last."""
     return nn.GroupNorm(2, 4)
+
+
+def widening():
+    """A part that an Identity does not fit in the place of, and a layer behind it."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Sequential(nn.Linear(6, 9), nn.Tanh()), nn.LayerNorm(9))
+
+
+def wrong_widening(data):
+    """The same with a wrong backend."""
+    return Program(widening, {"backend": wrong_where_transposed}, seeded_images)

@@ -157,6 +157,8 @@ _HERE: Final = "pytest_torchcompile.checks"
 
 _ZERO_GRADIENTS: Final = Limit("zero_gradients", "max", None,
                                "gradients that may be zeros where eager has none; by default they are only noted")
+_ZERO_SIGNS: Final = Limit("zero_signs", "max", None,
+                           "outputs whose zeros may have another sign; by default they are only noted")
 _DECIDED: Final = Limit("decided", "min", None,
                         "share of the leaves that rounding noise leaves decidable; by default it is only told",
                         whole=False, most=1)
@@ -206,7 +208,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Limit("rms", "max", None, "error of a whole output over its rounding noise; 4 by default", whole=False),
          Limit("bias", "max", None, "systematic part of the error over the noise's; 8 by default", whole=False),
          Limit("peak", "max", None, "error of the worst element over its noise; 16 by default", whole=False),
-         _DECIDED),
+         _DECIDED, _ZERO_SIGNS),
         ways=(severity.STRIDES,),
         compares=True,
         logs=_FORWARD,

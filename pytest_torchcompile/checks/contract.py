@@ -37,7 +37,8 @@ def measure(run: CellTrial) -> dict[str, Any]:
         return {"wrapper": run.cell.wrapper, **_NOTHING}
     options = FuzzOptions(**run.job.fuzz)
     # Plain data: each history runs in a process of its own, which builds the model again.
-    source = ProgramSource(_PROGRAM, asdict(run.job), NAMES, dict(run.calls[0].sizes))
+    source = ProgramSource(_PROGRAM, asdict(run.job), NAMES, dict(run.calls[0].sizes),
+                           tuple(options.settings))
     came = search_contract(source, run.dims, options.budget(), flips=run.train, seed=options.seed,
                            database=options.database(), key=f"contract:{run.cell.id}")
     return {

@@ -53,6 +53,7 @@ def measure_leaves(run: Trial, leaves: list[LabelledLeaf]) -> dict[str, Any]:
     # Sorted before it is cut, so that the worst are always kept.
     inexact.sort(key=_farthest_first)
     zero_gradients = {leaf.name for _, leaf in leaves if leaf.kind == "zero_gradient"}
+    zero_signs = {leaf.name for _, leaf in leaves if leaf.kind == "zero_sign"}
     error = run.compiled.error
     return {
         "raised": error.type if error else None,
@@ -63,6 +64,7 @@ def measure_leaves(run: Trial, leaves: list[LabelledLeaf]) -> dict[str, Any]:
         "notes": undecided_notes(leaves)[:KEPT],
         "vacuous": why_vacuous(leaves),
         "zero_gradients": sorted(zero_gradients),
+        "zero_signs": sorted(zero_signs),
         "bitwise": len(leaves) - len(inexact),
         "looks": together.looks,
         "inexact": len(inexact),
@@ -93,6 +95,8 @@ def remark_leaves(section: Mapping[str, Any]) -> str:
                        "element")
     if zeros := section.get("zero_gradients"):
         remarks.append(f"{len(zeros)} gradient(s) are zeros where eager has none")
+    if signs := section.get("zero_signs"):
+        remarks.append(f"{len(signs)} output(s) have zeros of another sign")
     return "; ".join(remarks)
 
 
@@ -211,10 +215,21 @@ def _measure_equivalence(run: Trial) -> dict[str, Any]:
 
 
 def _judge_equivalence(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterable[Problem]:
-    """``limits`` may hold ``rms``, ``bias`` and ``peak``, in units of the program's noise."""
+    """``limits`` may hold ``rms``, ``bias`` and ``peak``, in units of the program's noise, and ``zero_signs``."""
     if section["raised"]:
         return _judge_raised(section, limits)
-    return (*judge_leaves(section, "output", limits), *_judge_decided(section, limits))
+    return (*judge_leaves(section, "output", limits), *_judge_decided(section, limits),
+            *_judge_zero_signs(section, limits))
+
+
+def _judge_zero_signs(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """A problem where zeros of more outputs have another sign than the limit ``zero_signs`` allows, if any."""
+    # Older reports have no such names.
+    names = section.get("zero_signs", ())
+    if len(names) > limits.get("zero_signs", len(names)):
+        yield Problem(f"{len(names)} output(s) have zeros of another sign, {limits['zero_signs']:g} allowed",
+                      evidence="\n".join(names),
+                      hint="1 / -0.0 is -inf: where nothing divides by them, raise the limit `zero_signs`")
 
 
 # gradients

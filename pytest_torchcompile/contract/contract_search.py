@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.contract.stand_in import path_of
 from pytest_torchcompile.contract.worker import ProgramSource, Told, Worker
 from pytest_torchcompile.dims import Dims
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, shape_sequences
@@ -35,7 +36,7 @@ class ContractFinding:
     told: Told
     failing: FailingSequence
     without: tuple[str, ...]
-    """Submodules that it needs not: each is an ``nn.Identity`` then."""
+    """What stands in for submodules that it needs not, as in ``stand_in.py``."""
     stage: str
     """The first backend that shows it; ``eager`` side only: empty."""
     culprit: dict[str, Any] | None = None
@@ -145,14 +146,19 @@ def _examined_finding(worker: Worker, failing: FailingSequence, deadline: float)
         # It does not come again: told as it was found.
         return ContractFinding(Told(kind, "", failing.problem.message, failing.problem.at), failing, (), "")
     without: tuple[str, ...] = ()
-    for path in _submodules(worker):
-        if time.monotonic() > deadline or any(path.startswith(f"{other}.") for other in without):
-            continue
-        smaller = worker.run(history, (*without, path))
-        # With the part left out the other side may end.
-        same_side = kind != "crash" or smaller.where == told.where
-        if smaller.kind == kind and same_side:
-            without, told = (*without, path), smaller
+    paths, linears = _submodules(worker), {}
+    if paths:
+        linears = worker.linear_stand_ins()
+    for path in paths:
+        gone = any(path.startswith(f"{path_of(other)}.") for other in without)
+        for stand_in in (path, linears.get(path)):
+            if stand_in is None or gone or time.monotonic() > deadline:
+                continue
+            smaller = worker.run(history, (*without, stand_in))
+            # With the part left out the other side may end.
+            same_side = kind != "crash" or smaller.where == told.where
+            if smaller.kind == kind and same_side:
+                without, told, gone = (*without, stand_in), smaller, True
     stage = _first_stage(worker, history, without, told)
     culprit = None
     seconds = min(_CULPRIT_SECONDS, deadline - time.monotonic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_torchcompile.contract.stand_in import path_of, stand_in_words
 from pytest_torchcompile.culprit.culprit_record import Culprit, culprit_text
 from pytest_torchcompile.fuzz.drawn_call import as_code, as_plain
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["FindingText", "finding_record", "finding_text", "operator_script_of", "search_line"]
 
 _WORDS: Final = {"value": "wrong result", "gradient": "wrong gradient", "crash": "segfault", "hang": "hangs"}
+_MOVED: Final = {
+    "compiled": "the compiled side moved: eager is what is expected, or nearer to it",
+    "eager": "the eager side moved: compiled code is nearer to what is expected",
+}
 _MOST_KINDS: Final = 3
 
 
@@ -30,9 +35,10 @@ def finding_record(finding: ContractFinding, layers: Iterable[tuple[str, str]], 
     culprit = {}
     if finding.culprit is not None:
         culprit = {"culprit": finding.culprit}
-    left = [kind for path, kind in layers if path not in finding.without]
+    gone = {path_of(each) for each in finding.without}
+    left = [kind for path, kind in layers if path not in gone]
     return {
-        "kind": told.kind, "where": told.where, "message": told.message, "at": told.at,
+        "kind": told.kind, "where": told.where, "message": told.message, "at": told.at, "moved": told.moved,
         "history": as_plain(failing.sequence), "code": as_code(failing.sequence), "drawn": as_code(failing.drawn),
         "cut": failing.cut, "without": list(finding.without), "stage": finding.stage,
         "search": search_line(finding, left), "script": script, **culprit,
@@ -63,7 +69,10 @@ def finding_text(record: Mapping[str, Any]) -> FindingText:
     if record["drawn"] != record["code"]:
         lines.append(f"found as {record['drawn']}")
     if record["without"]:
-        lines.append(f"with an Identity instead of {', '.join(record['without'])} it is the same")
+        lines.append(f"with {stand_in_words(record['without'])} it is the same")
+    # Older records do not tell.
+    if moved := record.get("moved"):
+        lines.append(_MOVED[moved])
     if record["stage"]:
         lines.append(f"the backend {record['stage']!r} shows it, and none with less of the compiler")
     if record.get("culprit"):

@@ -24,7 +24,7 @@ def history_culprit(program: Program, history: Sequence, without: tuple[str, ...
     Args:
         program: What the history calls.
         history: It shows something in its last call that ran.
-        without: Paths of submodules that an Identity stands in for.
+        without: What stands in for submodules, as in ``stand_in.py``.
         backend: The first stage that shows it.
         told: ``kind`` and ``message`` of what it shows.
         seconds: Budget of wall time; one compile may exceed it.

@@ -7,6 +7,7 @@ compiled side begins each call with eager's values.
 from __future__ import annotations
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.contract.mutation import Kind, Mutation, in_order, mutation
+from pytest_torchcompile.contract.stand_in import put_in
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 from pytest_torchcompile.gauges.compile_caches import count_caches
 from pytest_torchcompile.ledger import observe
@@ -37,7 +39,7 @@ from pytest_torchcompile.state.snapshot import StateSnapshot, write_value
 from pytest_torchcompile.state.torch_state import SettingsSnapshot, forget_compiled
 from pytest_torchcompile.state.value_leaves import attribute_tensors, is_plain, same_bits
 
-__all__ = ["HistoryOutcome", "Program", "offered_choices", "run_history"]
+__all__ = ["HistoryOutcome", "Program", "moved_side", "offered_choices", "run_history"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class HistoryOutcome:
     problem: Discrepancy | None = None
     at: int = -1
     """Index of the call that shows it."""
+    moved: str = ""
+    """The side that moved, ``eager`` or ``compiled``: see :func:`moved_side`."""
     calls: int = 0
     """Calls that ran on both sides and were compared."""
     refused: int = 0
@@ -98,7 +102,7 @@ def run_history(program: Program, history: Sequence, tell: Callable[[int, str], 
         program: What is called.
         history: How; see :class:`~pytest_torchcompile.fuzz.drawn_call.DrawnCall`.
         tell: Told the index of a call and the side, ``eager`` or ``compiled``, before it runs: it may be the last word.
-        without: Paths of submodules that an ``nn.Identity`` stands in for, on both sides.
+        without: What stands in for submodules on both sides, as in ``stand_in.py``.
         backend: In place of the program's.
     """
     start, outcome = time.perf_counter(), HistoryOutcome()
@@ -147,8 +151,7 @@ class _Sides:
 
     def _make_module(self) -> nn.Module:
         module = self.program.make_model()
-        for path in self.without:
-            module.set_submodule(path, nn.Identity())
+        put_in(module, self.without)
         return module
 
     def run_call(self, index: int, drawn: DrawnCall) -> Discrepancy | None:
@@ -238,6 +241,8 @@ class _Sides:
             return None
         # Wrong numbers before anything else that differs.
         first = min(found, key=lambda each: each.kind in ("stride", "nondeterministic", "rng"))
+        about = [leaf for _, leaf in leaves if (leaf.kind, leaf.name) == (first.kind, first.where)]
+        self.outcome.moved = moved_side(about[0]) if about else "compiled"
         return replace(first, evidence="")
 
     def _found(self, eager: Recording, compiled: Recording,
@@ -249,6 +254,25 @@ class _Sides:
             # The loss that we make up follows from the outputs, by eager code of ours.
             found = []
         return leaves, found
+
+
+def moved_side(leaf: Leaf) -> str:
+    """The side that is further from what is expected: ``compiled``, unless a float64 run tells that it is eager.
+
+    Where no number was expected, eager is what is right.
+    """
+    values = (leaf.eager, leaf.compiled, leaf.expected)
+    if leaf.against not in ("float64", "float32") or not all(isinstance(each, (int, float)) for each in values):
+        return "compiled"
+    eager, compiled, expected = (float(each) for each in values if each is not None)
+    return "eager" if _distance(compiled, expected) < _distance(eager, expected) else "compiled"
+
+
+def _distance(value: float, expected: float) -> float:
+    """How far apart two numbers are; NaN is NaN, and an infinity is near to itself alone."""
+    if value == expected or (math.isnan(value) and math.isnan(expected)):
+        return 0.0
+    return abs(value - expected) if math.isfinite(value) and math.isfinite(expected) else math.inf
 
 
 def _are_outputs_decided(leaves: list[tuple[str, Leaf]]) -> bool:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_torchcompile.contract.hunt import Hunt
-from pytest_torchcompile.contract.hunt_report import issue_draft, script_outcome, summary
+from pytest_torchcompile.contract.hunt_report import issue_draft, script_outcome, summary, torch_version_of
 from pytest_torchcompile.errors import OWN_FAILURE, UsageError
 
 __all__ = ["run_command"]
@@ -18,6 +18,7 @@ def run_command(given: argparse.Namespace) -> int:
         raise UsageError(f"--seconds {given.seconds:g}: expected more than 0")
     if given.seed < 0:
         raise UsageError(f"--seed {given.seed}: expected 0 or more")
+    others = {path: torch_version_of(path) for path in given.python}
     hunt = Hunt(Path(given.output), given.backend, given.seed, given.seconds, _tell)
     try:
         hunt.run()
@@ -25,7 +26,8 @@ def run_command(given: argparse.Namespace) -> int:
         _tell("interrupted; the same command goes on from here")
     for finding in hunt.new:
         script = hunt.folder / f"finding-{finding.number:03}.py"
-        draft = issue_draft(finding, script_outcome(script))
+        elsewhere = {f"torch {version} of {path}": script_outcome(script, path) for path, version in others.items()}
+        draft = issue_draft(finding, script_outcome(script), elsewhere)
         script.with_suffix(".md").write_text(draft, encoding="utf-8")
     for line in summary(hunt):
         _tell(line)

@@ -6,25 +6,40 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pytest_torchcompile.contract.hunt import Hunt, HuntFinding
+from pytest_torchcompile.errors import UsageError
 
-__all__ = ["issue_draft", "script_outcome", "summary"]
+__all__ = ["issue_draft", "script_outcome", "summary", "torch_version_of"]
 
 SCRIPT_SECONDS: Final = 300.0
 """After so long a script counts as hanging."""
 _LAST_LINES: Final = 20
 
 
-def script_outcome(path: Path) -> str:
+def torch_version_of(python: str) -> str:
+    """The version of torch that another Python has. Raises UsageError where it has none."""
+    asked = "from importlib.metadata import version; print(version('torch'))"
+    try:
+        done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False,
+                              timeout=SCRIPT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"--python {python}: it does not run ({type(error).__name__}); expected a Python that has "
+                         "torch") from None
+    if done.returncode:
+        raise UsageError(f"--python {python}: it has no torch; install one there, or leave it out")
+    return done.stdout.strip()
+
+
+def script_outcome(path: Path, python: str = sys.executable) -> str:
     """What a script prints in a process of its own, and how that ends; empty if it shows nothing."""
     try:
-        done = subprocess.run([sys.executable, "-W", "ignore", str(path)], capture_output=True, text=True, check=False,
+        done = subprocess.run([python, "-W", "ignore", str(path)], capture_output=True, text=True, check=False,
                               timeout=SCRIPT_SECONDS)
     except subprocess.TimeoutExpired:
         return f"no end in {SCRIPT_SECONDS:g} s"
@@ -39,8 +54,11 @@ def script_outcome(path: Path) -> str:
     return "\n".join(lines)
 
 
-def issue_draft(finding: HuntFinding, outcome: str) -> str:
-    """Markdown for a tracker: what is wrong, the script, what it printed here, versions; a person reads it first."""
+def issue_draft(finding: HuntFinding, outcome: str, elsewhere: Mapping[str, str] | None = None) -> str:
+    """Markdown for a tracker: what is wrong, the script, what it printed here, versions; a person reads it first.
+
+    ``elsewhere``: by the torch of another Python what the script printed there.
+    """
     record = finding.record
     stage = "No backend of torch alone has it."
     if record["stage"]:
@@ -51,13 +69,32 @@ def issue_draft(finding: HuntFinding, outcome: str) -> str:
     return "\n".join([
         f"# {record['kind']}: {finding.program}", "",
         f"{record['message']}", "",
-        f"After `{record['code']}`. {stage}", "",
+        f"After `{record['code']}`. {stage} {_moved_text(record)}".rstrip(), "",
         "## Script", "", "```python", record["script"].rstrip(), "```", "",
         "## What it printed", "", "```", said, "```", "",
         "## Versions", "",
         f"torch {version('torch')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}", "",
+        *_elsewhere_lines(elsewhere or {}),
         f"To look for it in the tracker: {record['search']}", "",
     ])  # fmt: skip
+
+
+def _elsewhere_lines(elsewhere: Mapping[str, str]) -> Iterable[str]:
+    """Which other versions show it, with the last line of each."""
+    for torch_there, said in elsewhere.items():
+        last = "it does not show it"
+        if said:
+            last = f"it shows it too: `{said.splitlines()[-1]}`"
+        yield f"- {torch_there}: {last}"
+    if elsewhere:
+        yield ""
+
+
+def _moved_text(record: Mapping[str, Any]) -> str:
+    """Which side moved; of an earlier version's record nothing."""
+    if not record.get("moved"):
+        return ""
+    return f"The {record['moved']} side is further from what is expected."
 
 
 def summary(hunt: Hunt) -> Iterable[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pytest_torchcompile.contract.copied_source import Source, copied_source
 from pytest_torchcompile.contract.mutation import in_order, mutation
 from pytest_torchcompile.contract.short_script import Shown, short_script
+from pytest_torchcompile.contract.stand_in import code_of, path_of
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 
 __all__ = ["Shown", "copied_source", "written_script"]
@@ -40,7 +41,7 @@ def written_script(shown: Shown) -> str:
               f"    model = {make}({_keywords(shown.keywords.get('factory', {}))}).to(dtype=torch.{shown.dtype})"]
     if shown.training is not None:
         lines.append(f"    model.train({shown.training})")
-    lines += [f"    model.set_submodule({path!r}, torch.nn.Identity())" for path in shown.without]
+    lines += [f"    model.set_submodule({path_of(each)!r}, {code_of(each)})" for each in shown.without]
     lines += ["    return model", "", "", *_COMMON.format(loss=loss, compile=settings).splitlines()]
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from pytest_torchcompile.contract.copied_source import Source
 from pytest_torchcompile.contract.mutation import Mutation, in_order
-from pytest_torchcompile.contract.specialised import specialised_lines
+from pytest_torchcompile.contract.specialised import specialised_lines, without_gradients
+from pytest_torchcompile.contract.stand_in import code_of, path_of
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 
 __all__ = ["Shown", "short_script"]
@@ -35,7 +36,7 @@ class Shown:
     training: bool | None = None
     """The mode that the model is put into at first; None: its own."""
     without: tuple[str, ...] = ()
-    """Submodules that an Identity stands in for."""
+    """What stands in for submodules, as in ``stand_in.py``."""
     seed: int = 0
     dtype: str = "float32"
     keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -115,8 +116,8 @@ def _history(shown: Shown, source: Source) -> Iterator[str]:
     yield f"    module = {_made(source, shown.factory, shown.keywords.get('factory', {}))}"
     if shown.training is not None:
         yield f"    module.train({shown.training})"
-    for path in shown.without:
-        yield f"    module.set_submodule({path!r}, torch.nn.Identity())"
+    for each in shown.without:
+        yield f"    module.set_submodule({path_of(each)!r}, {code_of(each)})"
     for index, drawn in enumerate(shown.history):
         for line in _call(shown, source, index, drawn):
             yield f"    {line}"
@@ -129,8 +130,12 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
     if drawn.training is not None:
         yield f"module.train({drawn.training})"
     yield f"torch.manual_seed({shown.seed + index})"
-    yield f"tensors = {_tensors(shown, source, drawn)}"
-    yield from _lines_of("inputs", mutations, source)
+    made, wants_gradients = _tensors(shown, source, drawn)
+    yield f"tensors = {made}"
+    changes = _lines_of("inputs", mutations, source)
+    if not wants_gradients and not any(each.name == "requires_grad" for each, _ in mutations):
+        changes = without_gradients(changes)
+    yield from changes
     called = "compile(module)"
     for each, choice in mutations:
         if each.kind == "arguments":
@@ -158,8 +163,11 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
         yield "sum(losses, torch.zeros((), requires_grad=True)).backward()"
 
 
-def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> str:
-    """The list of the inputs. Raises _Unfit where they are anything but tensors."""
+def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> tuple[str, bool]:
+    """The list of the inputs, and whether any of them wants a gradient.
+
+    Raises _Unfit where they are anything but tensors.
+    """
     import torch
 
     keywords = dict(drawn.sizes) | dict(shown.keywords.get("inputs", {}))
@@ -170,12 +178,14 @@ def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> str:
         raise _Unfit from None
     call = _made(source, shown.inputs, keywords)
     if isinstance(made, torch.Tensor):
-        return f"[{call}]"
-    if isinstance(made, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in made):
-        if isinstance(ast.parse(call, mode="eval").body, (ast.Tuple, ast.List)):
-            return f"[*{call}]"
-        return f"list({call})"
-    raise _Unfit
+        return f"[{call}]", made.requires_grad
+    if not isinstance(made, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in made):
+        raise _Unfit
+    wants_gradients = any(each.requires_grad for each in made)
+    expression = ast.parse(call, mode="eval").body
+    if isinstance(expression, (ast.Tuple, ast.List)):
+        return ast.unparse(ast.List(expression.elts, ast.Load())), wants_gradients
+    return f"list({call})", wants_gradients
 
 
 def _lines_of(kind: str, mutations: list[tuple[Mutation, str]], source: Source) -> list[str]:

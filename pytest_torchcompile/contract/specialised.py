@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["specialised_lines"]
+__all__ = ["specialised_lines", "without_gradients"]
 
 _PLAIN: Final = (str, int, float, bool, tuple, list, dict, type(None))
 _BUILTINS: Final = {"int": int, "float": float, "str": str}
@@ -41,6 +41,43 @@ def specialised_lines(function: Callable[..., Any], known: Mapping[str, Any],
             return None
     module = ast.fix_missing_locations(ast.Module(decided, []))
     return ast.unparse(module).splitlines()
+
+
+def without_gradients(lines: Iterable[str]) -> list[str]:
+    """The same lines for tensors of which none wants a gradient: none carries that on to another tensor.
+
+    What then has a name for the next line alone has none.
+    """
+    tree = _Ungraded().visit(ast.parse("\n".join(lines)))
+    body: list[ast.stmt] = []
+    for statement in tree.body:
+        if body and _hands_on(statement, body[-1]):
+            body[-1] = ast.Assign(statement.targets, body[-1].value)  # type: ignore[attr-defined]
+        else:
+            body.append(statement)
+    return ast.unparse(ast.fix_missing_locations(ast.Module(body, []))).splitlines()
+
+
+class _Ungraded(ast.NodeTransformer):
+    """Takes ``.requires_grad_(tensor.requires_grad)`` off."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Leave what it is called on; other arguments change what a tensor wants."""
+        changed: Any = self.generic_visit(node)
+        if isinstance(changed.func, ast.Attribute) and changed.func.attr == "requires_grad_" and len(changed.args) == 1:
+            asked = changed.args[0]
+            if isinstance(asked, ast.Attribute) and asked.attr == "requires_grad":
+                changed = changed.func.value
+        call: ast.AST = changed
+        return call
+
+
+def _hands_on(statement: ast.stmt, before: ast.stmt) -> bool:
+    """Whether ``before`` gives a value a name, and ``statement`` gives that value its place."""
+    if not isinstance(statement, ast.Assign) or not isinstance(before, ast.Assign):
+        return False
+    name = before.targets[0]
+    return isinstance(name, ast.Name) and isinstance(statement.value, ast.Name) and statement.value.id == name.id
 
 
 def _own_nodes(statement: ast.AST) -> Iterable[ast.AST]:

@@ -7,13 +7,14 @@ import importlib
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.contract.stand_in import linear_stand_ins
 from pytest_torchcompile.culprit.culprit_record import Culprit
-from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class ProgramSource:
     """The mutations that are on."""
     sizes: Mapping[str, int]
     """Those of the batch by which it is found out which mutations the program has a use for."""
+    settings: tuple[str, ...] = ()
+    """Settings of torch that the mutation ``torch_settings`` makes too; see :class:`~.fuzz_options.FuzzOptions`."""
 
     def load(self) -> Program:
         """Make the program, in the worker."""
@@ -80,6 +83,8 @@ class Told:
     where: str = ""
     message: str = ""
     at: int = -1
+    moved: str = ""
+    """The side that moved: ``eager`` or ``compiled``."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """``calls, refused, mute, graphs, hits, misses, seconds, in_calls``."""
 
@@ -148,7 +153,7 @@ class Worker:
                 if not self._connection.poll(HISTORY_SECONDS):
                     message = f"the {side} side has not come back in {HISTORY_SECONDS:g} s"
                     self._start_again()
-                    return Told("hang", side, message, index)
+                    return Told("hang", side, message, index, side)
                 kind, value = self._connection.recv()
             except (EOFError, OSError):
                 self._process.join(START_SECONDS)
@@ -157,7 +162,7 @@ class Worker:
                 # Our own comparing is no side of the user's.
                 if side == "comparing":
                     raise OwnFailure(f"comparing a call, the process for histories {self._end()}") from None
-                return Told("crash", side, message, index)
+                return Told("crash", side, message, index, side)
             if kind == "at":
                 index, side = value
             elif kind == "failed":
@@ -181,6 +186,16 @@ class Worker:
             why = f"the search {self._end()}"
         self._start_again()
         return Culprit(backend, why_not=why).to_dict()
+
+    def linear_stand_ins(self) -> dict[str, str]:
+        """By path of a part the Linear that fits in its place; none where eager does not take a plain call."""
+        self._connection.send(("linear_stand_ins", dict(self.source.sizes)))
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll(HISTORY_SECONDS):
+                _, value = self._connection.recv()
+                return dict(value)
+        self._start_again()
+        return {}
 
     def _end(self) -> str:
         return ended_in_words(self._process.exitcode)
@@ -217,6 +232,20 @@ def serve(connection: Connection, source: ProgramSource) -> None:
             connection.send(answer)
 
 
+def _ask_for_settings(settings: Iterable[str]) -> None:
+    """Raises NotLoaded for a setting that this torch does not have."""
+    for setting in settings:
+        module, _, name = setting.partition("=")[0].rpartition(".")
+        try:
+            known = importlib.import_module(module).get_config_copy()
+        except (ImportError, AttributeError):
+            raise NotLoaded(f"--compile-fuzz-settings: {module} is no module of settings in this torch; expected one "
+                            "such as torch._dynamo.config") from None
+        if name not in known:
+            raise NotLoaded(f"--compile-fuzz-settings: this torch has no setting {module}.{name}; "
+                            f"{nearest(name, known)}")
+
+
 def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any]]:
     """The program, and what is said of it: what it offers, or why there is none."""
     from pytest_torchcompile.contract.history_run import offered_choices
@@ -224,6 +253,7 @@ def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any
     try:
         program = source.load()
         module, batch = program.make_model(), program.batch(source.sizes, program.seed)
+        _ask_for_settings(source.settings)
     except NotLoaded as error:
         return None, ("not_loaded", str(error))
     except OwnFailure as error:
@@ -232,6 +262,8 @@ def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any
         return None, ("failed", f"{type(error).__name__}: {error}")
     try:
         offered = offered_choices(module, batch, source.names)
+        if "torch_settings" in offered:
+            offered["torch_settings"] += source.settings
         paths = [path for path, _ in module.named_modules() if path]
     except Exception:
         # No function of the user's runs here.
@@ -258,6 +290,13 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
         if order == "culprit":
             yield _culprit_answer(program, given)
             continue
+        if order == "linear_stand_ins":
+            found: dict[str, str] = {}
+            # What eager raises on a plain call is told elsewhere.
+            with contextlib.suppress(Exception):
+                found = linear_stand_ins(program, given)
+            yield "linear_stand_ins", found
+            continue
         plain, without, backend = given
         try:
             outcome = run_history(program, from_plain(plain), tell, without, backend)
@@ -267,12 +306,12 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
             continue
         counts = {name: getattr(outcome, name)
                   for name in ("calls", "refused", "mute", "graphs", "hits", "misses", "seconds", "in_calls")}
-        found = outcome.problem
-        if found is None:
+        problem = outcome.problem
+        if problem is None:
             yield "done", {"counts": counts}
         else:
-            yield "done", {"kind": found.kind, "where": found.where, "message": found.message, "at": outcome.at,
-                           "counts": counts}
+            yield "done", {"kind": problem.kind, "where": problem.where, "message": problem.message, "at": outcome.at,
+                           "moved": outcome.moved, "counts": counts}
 
 
 def _culprit_answer(program: Program, given: tuple[Any, ...]) -> tuple[str, Any]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from pytest_torchcompile.faults.beside_values import BESIDE_VALUES, BESIDE_VALUES_KEPT
 from pytest_torchcompile.faults.broken_contract import BROKEN_CONTRACT, KEPT_CONTRACT
 from pytest_torchcompile.faults.fault_parts import Case, Program, untouched
 from pytest_torchcompile.faults.moments import MOMENTS
 from pytest_torchcompile.faults.not_compiled import COMPILING, CONTROLS_OF_CHECKS, FAILURES
 from pytest_torchcompile.faults.reused_memory import REUSED_MEMORY
 from pytest_torchcompile.faults.rewrites import REWRITES
-from pytest_torchcompile.faults.wrong_form import FORM, STATE
+from pytest_torchcompile.faults.wrong_form import FORM, FORM_KEPT, STATE
 from pytest_torchcompile.faults.wrong_gradients import GRADIENTS, PENALIZED_CONTROLS
 from pytest_torchcompile.faults.wrong_values import VALUES
 
@@ -24,7 +25,7 @@ __all__ = ["CASES", "CONTROLS", "CORRECT", "FAULTS", "Case", "Program"]
 
 FAULTS: Final[tuple[Case, ...]] = (
     *VALUES, *MOMENTS, *REUSED_MEMORY, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING,
-    *BROKEN_CONTRACT)
+    *BROKEN_CONTRACT, *BESIDE_VALUES)
 CORRECT: Final[tuple[Case, ...]] = REWRITES
 
 
@@ -40,5 +41,6 @@ def _untouched_programs() -> Iterator[Case]:
             yield Case(f"untouched {case.program}", "nothing", case.program, control=True)
 
 
-CONTROLS: Final[tuple[Case, ...]] = (*_untouched_programs(), *CONTROLS_OF_CHECKS, *PENALIZED_CONTROLS, *KEPT_CONTRACT)
+CONTROLS: Final[tuple[Case, ...]] = (*_untouched_programs(), *CONTROLS_OF_CHECKS, *PENALIZED_CONTROLS, *KEPT_CONTRACT,
+                                  *BESIDE_VALUES_KEPT, *FORM_KEPT)
 CASES: Final[tuple[Case, ...]] = (*FAULTS, *CORRECT, *CONTROLS)

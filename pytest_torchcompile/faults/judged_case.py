@@ -170,7 +170,7 @@ def _check_by_compare(case: Case) -> Checked:
 
 
 _KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous", "randomness": "rng",
-                 "memory": "memory", "determinism": "code"}
+                 "memory": "memory", "determinism": "code", "equivalence": "value"}
 
 
 def _check_cell(case: Case) -> Checked:

@@ -24,7 +24,7 @@ from pytest_torchcompile.faults.fault_parts import (
     swap_operator,
 )
 
-__all__ = ["DRAWS_SHARED", "FORM", "STATE"]
+__all__ = ["DRAWS_SHARED", "FORM", "FORM_KEPT", "STATE"]
 
 WRITES = Program(p.Writes, p.rows_and_cache)
 PLAIN = Program(p.Perceptron, p.rows_without_gradient)
@@ -46,6 +46,42 @@ def _lying_model(change: Callable[[dict[str, Any]], Any]) -> Program:
             return outputs
 
     return Program(Lying, p.rows)
+
+
+class Marked(Tensor):
+    """A class of tensors as users write them."""
+
+
+class Marks(p.Perceptron):
+    """What it returns is of a class of its own. (B, 12) -> (B, 6)."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x).as_subclass(Marked)
+
+
+class Unmarks(p.Perceptron):
+    """The same, and of torch's class while it is compiled: Dynamo itself would put the class back on."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y if torch.compiler.is_compiling() else y.as_subclass(Marked)
+
+
+class Sparse(torch.nn.Module):
+    """A sparse vector in which one place has two numbers, to be added up. (B, 12) -> (4,)."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.sparse_coo_tensor(torch.tensor([[0, 0, 2]]), (x * 2)[0, :3], (4,))
+
+
+class Coalesces(Sparse):
+    """The same, added up while it is compiled."""
+
+    def forward(self, x: Tensor) -> Any:
+        # Asked first: Dynamo ends its graph before a sparse tensor.
+        is_compiling = torch.compiler.is_compiling()
+        vector = super().forward(x)
+        return vector.coalesce() if is_compiling else vector
 
 
 # dtypes and shapes
@@ -180,6 +216,9 @@ FORM: Final = (
     Case("another number", "n is 4, not 3", _lying_model(_another_number), "value", where="'n'", alone=True),
     Case("a tensor instead of a number", "n is a tensor", _lying_model(_tensor_for_number), "value", where="'n'",
          alone=True),
+    Case("class lost", "a subclass of Tensor became a Tensor", Program(Unmarks, p.rows), "structure", where="output"),
+    Case("sparse tensor coalesced", "numbers of one place are added up", Program(Coalesces, p.rows), "stride",
+         where="output"),
 )
 
 
@@ -340,4 +379,8 @@ STATE: Final = (
          swap_operator("t", _copied_transpose), "turned"),
     Case("outputs share memory", "a copy of an output is the output itself", p.NAMED, "alias",
          drop_operator("clone"), "still", alone=True),
+)
+FORM_KEPT: Final = (
+    Case("class kept", "nothing", Program(Marks, p.rows), control=True),
+    Case("sparse tensor as it is", "nothing", Program(Sparse, p.rows), control=True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ __all__ = ["FuzzOptions", "ran_out"]
 
 SECONDS: Final = 60.0
 """Wall seconds for each cell or test, where nobody says."""
+_SETTING = re.compile(r"torch(\.\w+)+\.\w+=\w+")
 _DIGITS = 18
 """So long may a seed be; Python turns no text of thousands of digits into a number."""
 
@@ -32,9 +34,12 @@ class FuzzOptions:
     seed: int = 0
     root: str = ""
     """Folder of the database of failing sequences, ``.hypothesis``; empty: none is kept."""
+    settings: tuple[str, ...] = ()
+    """Settings of torch that the contract makes around calls, beside its own: ``torch._dynamo.config.name=True``."""
 
     @classmethod
-    def read(cls, examples: str, seconds: str, seed: str, root: Path | None = None) -> FuzzOptions:
+    def read(cls, examples: str, seconds: str, seed: str, root: Path | None = None,
+             settings: str = "") -> FuzzOptions:
         """Make options of what was typed.
 
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
@@ -43,7 +48,7 @@ class FuzzOptions:
             raise UsageError(f"--compile-fuzz-seed: {seed!r} is no seed; expected a whole number, or random")
         options = cls(
             int(_read_number("examples", examples, "a number of sequences above 0, for example 30", whole=True)),
-            seed=int(seed),
+            seed=int(seed), settings=_read_settings(settings),
         )
         if seconds:
             expected = "a number of seconds above 0, for example 60"
@@ -85,6 +90,16 @@ def ran_out(spent: str) -> str:
     if spent == "seconds":
         text += "; give more: --compile-fuzz-seconds"
     return text
+
+
+def _read_settings(text: str) -> tuple[str, ...]:
+    """The settings in a text, as typed. Whether torch has them is asked where torch is."""
+    settings = tuple(part.strip() for part in text.split(",") if part.strip())
+    for setting in settings:
+        if not _SETTING.fullmatch(setting):
+            raise UsageError(f"--compile-fuzz-settings: {setting!r} is no setting; expected a module of torch, a name "
+                             "in it and a value, for example torch._dynamo.config.capture_scalar_outputs=True")
+    return settings
 
 
 def _read_number(name: str, text: str, expected: str, whole: bool = False) -> float:

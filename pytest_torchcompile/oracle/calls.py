@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 
 __all__ = ["REFUSED", "Call", "EagerCall", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants",
-           "memory_behind", "other_values", "passes_over", "shrink_values", "vary_parameters"]
+           "other_values", "passes_over", "shrink_values", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
@@ -64,6 +65,8 @@ class Call:
     """Values that buffers have before it, by name; beside other values for the parameters alone."""
     move: Callable[[torch.nn.Module], None] | None = None
     """Gives other values to what else a module holds, in place; beside other values for the parameters alone."""
+    refilled: bool = False
+    """Are its inputs those of the same call before, with other values written into them?"""
 
     @property
     def label(self) -> str:
@@ -122,7 +125,9 @@ class Call:
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
     """The calls three times over. The first pass compiles; in the second, parameters and batches have other values, so
-    that a result which was kept is no result; the third is the first again, as CUDA graphs replay only then.
+    that a result which was kept is no result; the third is the first again, as CUDA graphs replay only then. Its inputs
+    are those of the second, refilled in place, as a caller does who keeps one buffer: no new address says that they are
+    other ones.
 
     ``seed`` None: always the same values.
     """
@@ -131,23 +136,11 @@ def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]
         yield _with_suffix(calls, ", once more")
     else:
         yield [call.with_other_values(seed) for call in calls]
-    yield _with_suffix(calls, ", again")
+    yield [replace(call, refilled=True) for call in _with_suffix(calls, ", again")]
 
 
 def _with_suffix(calls: Sequence[Call], suffix: str) -> list[Call]:
     return [replace(call, suffix=suffix) for call in calls]
-
-
-def memory_behind(calls: Sequence[Call]) -> int:
-    """Bytes of memory of the device that the calls are on."""
-    for call in calls:
-        for tensor in call.batch.tensors():
-            if tensor.is_cuda:
-                return int(torch.cuda.get_device_properties(tensor.device).total_memory)
-    # Here: on a GPU nobody asks, and `compare` is to load little.
-    from pytest_torchcompile.system import memory_bytes
-
-    return memory_bytes()
 
 
 class Side:
@@ -163,6 +156,8 @@ class Side:
         """
         self.call, self.module, self.spread = call, module, spread(call, module)
         self._start, self._held = StateSnapshot(module), Held()
+        self._given: dict[int, Batch] = {}
+        """What the calls were given last, by their index."""
 
     def begin_here(self) -> None:
         """Take the module's present state for the first one."""
@@ -201,10 +196,19 @@ class Side:
         recording = record(
             self._held.keep_outputs(self.call), self.module, call.batch_for(self.spread), loss=loss,
             train=call.trains(train), seed=seed + call.index, mode=mode, spread=self.spread,
+            copied=partial(self._copy_for, call),
         )
         # What is made of the model next, a reference perhaps, must not have a hook that this call has left.
         self._start.restore_hooks()
         return recording, self._held.changes_by(recording, call.label)
+
+    def _copy_for(self, call: Call, batch: Batch) -> Batch:
+        """A private copy of a batch: a new one, or the call's last one, refilled where it asks for that."""
+        last = self._given.get(call.index)
+        if call.refilled and last is not None and last.refill(batch):
+            return last
+        self._given[call.index] = batch.clone()
+        return self._given[call.index]
 
 
 Make = Callable[["dict[str, Any] | None"], Side]

@@ -23,6 +23,7 @@ from pytest_torchcompile.oracle.properties import (
     compare_errors,
     compare_items,
     compare_properties,
+    compare_zero_signs,
     plain_value,
 )
 from pytest_torchcompile.oracle.recording import Item, Recording
@@ -74,6 +75,8 @@ def compare(
         leaves += judge.excuse_wavering(differences, pair.compare_with_twin)
         if not any(leaf.kind in (pair.kind, "shape", "zero_gradient") for leaf in differences):
             leaves.append(judge.first_leaf(_Values(pair.name, pair.kind, pair.eager.value, pair.compiled.value)))
+        if pair.kind == "value":
+            leaves += compare_zero_signs(pair.name, pair.eager.value, pair.compiled.value)
     return judge.decide(leaves)
 
 

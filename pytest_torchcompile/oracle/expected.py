@@ -14,7 +14,7 @@ from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
 from pytest_torchcompile.oracle.recording import Recording
 
 __all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
-           "eager_is_near"]
+           "eager_is_near", "memory_behind"]
 
 WIDER: Final = frozenset({"float64", "float32"})
 """Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
@@ -98,6 +98,17 @@ class Reference:
     def nbytes(self) -> int:
         """Memory of the tensors it holds."""
         return _bytes_of([self])
+
+
+def memory_behind(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of memory of the device that they are on."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            return int(torch.cuda.get_device_properties(tensor.device).total_memory)
+    # Here: on a GPU nobody asks, and `compare` is to load little.
+    from pytest_torchcompile.system import memory_bytes
+
+    return memory_bytes()
 
 
 class References:

@@ -40,6 +40,11 @@ class _HeldTensor:
     value: Any
 
     @property
+    def nbytes(self) -> int:
+        """Of its elements; a sparse tensor refuses to say ``tensor.nbytes``."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    @property
     def is_unchanged(self) -> bool:
         try:
             return not isinstance(self.value, torch.Tensor) or same_bits(self.tensor, self.value)
@@ -101,9 +106,9 @@ class Held:
                 new.append(_HeldTensor(HeldName(label, name), tensor, item.value))
         self._calls.append(new)
         self._new = []
-        size = sum(held.tensor.nbytes for held in self._held_tensors())
+        size = sum(held.nbytes for held in self._held_tensors())
         while size > _MOST_BYTES and len(self._calls) > 1:
-            size -= sum(held.tensor.nbytes for held in self._calls.popleft())
+            size -= sum(held.nbytes for held in self._calls.popleft())
 
 
 _TEXTS = {

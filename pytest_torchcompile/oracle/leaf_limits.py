@@ -18,11 +18,11 @@ Scalar: TypeAlias = "bool | int | float | str | None"
 
 KINDS: Final = (
     "value", "gradient", "buffer", "mutation", "dtype", "shape", "stride", "alias", "requires_grad",
-    "structure", "rng", "error", "nondeterministic", "zero_gradient",
+    "structure", "rng", "error", "nondeterministic", "zero_gradient", "zero_sign",
 )  # fmt: skip
 """What a leaf can be about; a leaf whose values agree has the kind of its role."""
 
-NOTED: Final = frozenset({"nondeterministic", "zero_gradient"})
+NOTED: Final = frozenset({"nondeterministic", "zero_gradient", "zero_sign"})
 """Kinds that are told and fail nothing by themselves."""
 
 

@@ -15,7 +15,8 @@ from pytest_torchcompile.oracle.python_state import compare_python
 from pytest_torchcompile.oracle.recording import Item, Recording
 
 __all__ = [
-    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties", "has_drawn",
+    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
+    "compare_zero_signs", "has_drawn",
     "labels_with_other_draws", "plain_value",
 ]
 
@@ -158,12 +159,33 @@ def compare_items(name: str, kind: str, eager: Item, compiled: Item) -> Iterator
         ("shape", "shape", tuple(e.shape), tuple(c.shape)),
         ("stride", "layout", eager.layout, compiled.layout),
         (kind, "device", e.device, c.device),
+        ("structure", "class", eager.subclass or "Tensor", compiled.subclass or "Tensor"),
         ("stride", "stride", eager.stride, stride),
         ("requires_grad", "requires_grad", eager.requires_grad, compiled.requires_grad),
     ):
         if one != other:
             text = f"{what} is {one} in eager, {other} compiled"
             yield Leaf(name, about, e.numel(), eager=str(one), compiled=str(other), message=text)
+
+
+def compare_zero_signs(name: str, eager: Any, compiled: Any) -> Iterator[Leaf]:
+    """A leaf where zeros of two tensors have another sign: they are equal, and one divided by them is not."""
+    if not isinstance(eager, torch.Tensor) or not isinstance(compiled, torch.Tensor) or eager.is_complex():
+        return
+    if eager.shape != compiled.shape or eager.layout is not torch.strided or compiled.layout is not torch.strided:
+        return
+    if not eager.is_floating_point() or not compiled.is_floating_point() or eager.device != compiled.device:
+        return
+    if 1 in (eager.dtype.itemsize, compiled.dtype.itemsize):
+        # Torch compares no floats of 8 bits.
+        eager, compiled = eager.float(), compiled.float()
+    differ = (eager == 0) & (compiled == 0) & (eager.signbit() != compiled.signbit())
+    count = int(differ.sum())
+    if count:
+        index = tuple(differ.nonzero()[0].tolist())
+        one, other = float(eager[index]), float(compiled[index])
+        yield Leaf(name, "zero_sign", eager=one, compiled=other,
+                   message=f"{count} zero(s) have another sign: {one} in eager, {other} compiled at {list(index)}")
 
 
 def _is_zero(value: Any) -> bool:

@@ -61,6 +61,7 @@ def record(
     sparing: bool = False,
     unwritten: bool = False,
     spread: Spread = NOT_SPREAD,
+    copied: Callable[[Batch], Batch] = Batch.clone,
 ) -> Recording:
     """Run ``call(*args, **kwargs)``, the loss and the backward pass, and keep what they did.
 
@@ -81,6 +82,7 @@ def record(
         sparing: Whether ``module`` is a private copy whose gradients need not be copied: saves memory.
         unwritten: Whether it is known that the call writes to no parameter, so that none has to be remembered.
         spread: How ``module`` is spread over ranks.
+        copied: Makes the private copy of the batch.
 
     An exception of the call, the loss or backward becomes ``Recording.error``; what was seen until
     then is kept. Not what only all ranks together could read: the others may be in the middle of the call still, where
@@ -89,7 +91,7 @@ def record(
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
     """
-    run = _Run(loss, train, seed, mode, sparing, unwritten, spread)
+    run = _Run(loss, train, seed, mode, sparing, unwritten, spread, copied)
     recording = run.record_call(call, module, batch)
     if not rest or not recording.left_out or recording.error:
         return recording
@@ -247,6 +249,7 @@ class _Run:
     sparing: bool
     unwritten: bool
     spread: Spread
+    copied: Callable[[Batch], Batch]
     only: tuple[str, ...] = ()
     """The names of outputs whose ``default_loss`` stands in for the loss."""
     output_leaves: list[NamedLeaf] = field(default_factory=list, init=False)
@@ -258,7 +261,7 @@ class _Run:
     python_before: PythonState | None = field(default=None, init=False)
 
     def record_call(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Recording:
-        private = batch.clone()
+        private = self.copied(batch)
         if not self.train:
             # Without gradients nothing of the other replicas is asked for.
             private = replace(private, other_replicas=())

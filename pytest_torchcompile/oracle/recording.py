@@ -18,7 +18,14 @@ import torch
 
 from pytest_torchcompile.oracle.python_state import PythonState
 from pytest_torchcompile.oracle.step_outputs import NamedLeaf, Step, StepOutput, TrainingOutput, parameter_moved_by
-from pytest_torchcompile.state.value_leaves import dense_form, layout_of, leaves_of, visible_strides, whole_value
+from pytest_torchcompile.state.value_leaves import (
+    dense_form,
+    layout_of,
+    leaves_of,
+    subclass_of,
+    visible_strides,
+    whole_value,
+)
 
 __all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "StepOutput", "TrainingOutput", "detached_copy",
            "has_signal", "named_leaves", "parameter_moved_by", "raised_by_us", "run_theirs", "says_fork"]
@@ -181,13 +188,16 @@ class Item:
     stride: tuple[int, ...] | None = None
     requires_grad: bool = False
     layout: str = str(torch.strided)
+    subclass: str = ""
+    """The class of a tensor that is none of torch's own; see ``subclass_of``."""
 
     @classmethod
     def of(cls, value: Any) -> Item:
         """Copy a tensor, with its visible strides; anything else is kept as it is."""
         if not isinstance(value, torch.Tensor):
             return cls(value)
-        return cls(detached_copy(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
+        return cls(detached_copy(value), visible_strides(value), value.requires_grad, layout_of(value.detach()),
+                   subclass_of(value))
 
     @classmethod
     def shared(cls, tensor: torch.Tensor) -> Item:

@@ -28,11 +28,10 @@ from pytest_torchcompile.oracle.calls import (
     Side,
     TrialOptions,
     Variants,
-    memory_behind,
     passes_over,
 )
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.expected import Reference, memory_behind
 from pytest_torchcompile.oracle.held import held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.properties import has_drawn, labels_with_other_draws
@@ -108,7 +107,8 @@ class Trial:
         # What was compared in the calls, and in the training, each with its label.
         self.leaves: list[tuple[str, Leaf]] = []
         self.trained: list[tuple[str, Leaf]] = []
-        self.options.references.make_room(memory_behind(self.calls))
+        tensors = (tensor for call in self.calls for tensor in call.batch.tensors())
+        self.options.references.make_room(memory_behind(tensors))
         self.tapes: dict[Hashable, Tape] = {}
         self._variants = Variants(pristine)
         # The compiled side, from the beginning of the run on: a check may go on with what was compiled.

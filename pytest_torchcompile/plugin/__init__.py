@@ -193,9 +193,9 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
 
-    examples, seconds, seed = (str(_option_value(config, _BY_NAME[name])) for name in _FUZZ)
+    examples, seconds, seed, settings = (str(_option_value(config, _BY_NAME[name])) for name in _FUZZ)
     try:
-        return FuzzOptions.read(examples, seconds, seed, config.rootpath)
+        return FuzzOptions.read(examples, seconds, seed, config.rootpath, settings)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -204,7 +204,7 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 _BY_INI = {option.ini: option for option in OPTIONS}
 # What a run without a matrix can do nothing with.
 _OF_CELLS = ("checks", "shard", "baseline")
-_FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
+_FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed", "fuzz-settings")
 
 
 def _fix_seed(config: pytest.Config) -> None:

@@ -102,7 +102,7 @@ class ContractTest:
         file, name = inspect.getsourcefile(self.factory) or "", self.factory.__qualname__
         data = {"file": file, "module": self.factory.__module__, "name": name}
         sizes = batch_sizes(self.dims)[0]
-        source = ProgramSource(f"{__name__}:program_of", data, self.names, sizes)
+        source = ProgramSource(f"{__name__}:program_of", data, self.names, sizes, options.settings)
         came = search_contract(source, self.dims, options.budget(), flips=self.train, seed=options.seed,
                                database=options.database(), key=f"contract:{self.factory.__module__}:{name}")
         if came.findings:

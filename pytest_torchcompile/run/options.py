@@ -72,6 +72,8 @@ OPTIONS = (
     Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included (default: those of the "
            "matrix, else 60)", "", "SECONDS"),
     Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
+    Option("fuzz-settings", "Settings of torch that the check contract makes around calls too, separated by commas: "
+           "torch._dynamo.config.capture_scalar_outputs=True", "", "SETTINGS"),
     Option("reuse", "Take the result of an earlier run for a cell that passed and of which nothing has changed; "
            "'code': of a cell that has changed take the comparisons, where it compiles to the same code and computes "
            "the same values", "", "WHAT", optional=True, bare="results"),

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "STANDARD_PACKAGES", "attribute_tensors", "containers_in", "dense_form", "fingerprint", "holds_tensors",
     "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes", "own_part", "same_bits",
-    "tensors_of", "true_on_any_rank", "visible_strides", "whole_value", "write_whole",
+    "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides", "whole_value", "write_whole",
 ]
 
 
@@ -47,7 +47,24 @@ def layout_of(tensor: torch.Tensor) -> str:
         return f"nested, {tensor.layout}, of {[tuple(part.shape) for part in tensor.unbind()]}"
     if tensor.is_quantized:
         return f"quantised, {tensor.qscheme()}"
+    if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
+        return f"{tensor.layout}, not coalesced"
     return str(tensor.layout)
+
+
+# `AsyncCollectiveTensor` is what a collective gives until somebody waits for it (torch 2.8 to 2.15).
+_CLASSES_OF_TORCH = frozenset({"Tensor", "Parameter", "Buffer", "AsyncCollectiveTensor", "FakeTensor"})
+
+
+def subclass_of(tensor: torch.Tensor) -> str:
+    """The name of a class of tensors that is none of torch's own plain ones; empty for those, and for what is spread.
+
+    What a distributed tensor is on one rank says nothing of what it is in one process.
+    """
+    name = type(tensor).__name__
+    if name in _CLASSES_OF_TORCH or is_spread(tensor):
+        return ""
+    return name
 
 
 def visible_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

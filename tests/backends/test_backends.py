@@ -52,6 +52,7 @@ def test_checks():
         "late_recompiles": ("max", None), "uncaptured": ("max", None), "kernels": ("max", None),
         "launches": ("max", None), "speedup": ("min", None), "leaked_bytes": ("max", None), "memory_mib": ("max", None),
         "kernels_share": ("max", None),
-        "fuzz_recompiles": ("max", None), "zero_gradients": ("max", None), "rms": ("max", None), "bias": ("max", None),
+        "fuzz_recompiles": ("max", None), "zero_gradients": ("max", None), "zero_signs": ("max", None),
+        "rms": ("max", None), "bias": ("max", None),
         "peak": ("max", None), "strides": ("max", None), "unexplained": ("max", None),
         "decided": ("min", None), "cache_misses": ("max", 0), "routes": ("min", 1)}

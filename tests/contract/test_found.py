@@ -68,6 +68,8 @@ _PRINTED = {
     "linear-interpolation-overflows.md": "True\nFalse",
     "dropout-in-evaluation.md": "True False",
     "margin-losses-drop-nan.md": "False True",
+    "bilinear-bytes-off-by-one.md": "8 1 [8, 0]",
+    "rrelu-in-evaluation-memory-order.md": "(24, 6, 1) (24, 1, 4)",
     "empty-batch-of-another-dtype.md": "(0, 4, 6, 6)\nTorchRuntimeError",
     "backward-nobody-asks-for.md": "BackendCompilerFailed",
     "infinity-of-float16.md": "inf 1000000.0",

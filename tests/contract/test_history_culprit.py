@@ -128,7 +128,7 @@ def test_a_worker_tells_it_and_so_does_the_finding():
             pytest.skip("this torch has mended softshrink")
         culprit = worker.culprit(history, (), "inductor", told, SECONDS)
         again = worker.run(history)
-    assert again == Told(told.kind, told.where, told.message, told.at, again.counts)
+    assert again == Told(told.kind, told.where, told.message, told.at, told.moved, again.counts)
     failing = FailingSequence(SequenceProblem(told.kind, told.message, told.at), history, history)
     record = finding_record(ContractFinding(told, failing, (), "inductor", culprit), (), "import torch\n")
     text = finding_text(record).evidence

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
+from importlib.metadata import version
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +169,34 @@ def test_drafts():
     assert "Eager itself shows it" in hunt_report.issue_draft(crash, "ended by signal SIGSEGV")
 
 
+def test_a_draft_says_which_other_versions_show_it():
+    told = HuntFinding("a", "layer_0", record(moved="compiled"), 1)
+    elsewhere = {"torch 2.11.0 of /old/python": "", "torch 2.14.0 of /new/python": "a\n4 off"}
+    draft = hunt_report.issue_draft(told, "3 off", elsewhere)
+    assert "- torch 2.11.0 of /old/python: it does not show it\n" in draft
+    assert "- torch 2.14.0 of /new/python: it shows it too: `4 off`\n" in draft
+    assert "The compiled side is further from what is expected.\n" in draft
+
+
+def test_the_torch_of_another_python(tmp_path):
+    assert hunt_report.torch_version_of(sys.executable) == version("torch")
+    with pytest.raises(UsageError, match=r"it does not run \(FileNotFoundError\); expected a Python that has torch"):
+        hunt_report.torch_version_of(str(tmp_path / "python"))
+    bare = tmp_path / "bare"
+    bare.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    bare.chmod(0o755)
+    with pytest.raises(UsageError, match="it has no torch; install one there, or leave it out"):
+        hunt_report.torch_version_of(str(bare))
+
+
+def test_a_script_is_run_by_another_python(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.executable)", encoding="utf-8")
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    assert hunt_report.script_outcome(script, str(other)) == str(other)
+
+
 def test_the_summary_without_a_finding(tmp_path):
     progress = HuntProgress(skipped={"layer_3": "no such layer"})
     lines = list(hunt_report.summary(SimpleNamespace(progress=progress, folder=tmp_path, new=[])))
@@ -205,13 +235,15 @@ def test_a_hunt(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(contract_search, "STAGES", ("eager",))
     monkeypatch.setitem(hunt._SOURCES, "layer", lambda number: PLANTED)
     monkeypatch.setattr(hunt, "hunted_programs", lambda seed, start: islice(hunted_programs(seed, start), 1))
-    command = ["hunt", "--backend", "off_where_sliced", "-o", str(tmp_path), "--seconds", "600"]
+    command = ["hunt", "--backend", "off_where_sliced", "-o", str(tmp_path), "--seconds", "600",
+               "--python", sys.executable]
     assert main(command) == 1
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "finding 1: layer_0: value after [call(B=2, strides='transposed 0')]"
     assert told[-1] == f"1 causes, 1 of them new; scripts and drafts are in {tmp_path}"
     assert "module = Mixed()" in (tmp_path / "finding-001.py").read_text()
     assert "No backend of torch alone has it." in (tmp_path / "finding-001.md").read_text()
+    assert f"- torch {version('torch')} of {sys.executable}: " in (tmp_path / "finding-001.md").read_text()
     state = json.loads((tmp_path / "hunt.json").read_text())
     assert state["places"] == {"off_where_sliced 0": 1}
     # Transposed, then with gaps: two histories of one cause, of which the first was left out in the second search.

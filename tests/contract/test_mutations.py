@@ -104,3 +104,15 @@ def test_a_changed_module_still_runs(choice):
 def test_an_unknown_mutation():
     with pytest.raises(UsageError, match="'stride' is no mutation of the contract; did you mean 'strides'"):
         chosen_names(["stride"])
+
+
+@pytest.mark.parametrize(("value", "expected"), [("7", 7), ("False", False), ("None", None), ("cpp", "cpp")])
+def test_values_of_settings(value, expected):
+    with mutation("torch_settings").act(f"torch._inductor.config.cpu_backend={value}", "cpu"):
+        assert torch._inductor.config.cpu_backend == expected
+
+
+def test_another_text():
+    batch = changed_batch(Batch.of({"x": torch.ones(1), "how": "sum"}), {"python_values": "text how"})
+    assert batch.kwargs["how"] == "sum_"
+    assert mutation("python_values").choices(nn.Identity(), batch) == ["text how", "none how", "order"]

@@ -73,10 +73,26 @@ def test_a_layer_of_one_line():
     shown = Shown("crash: the eager side ended", contract_programs.group_norm, images, None,
                   (call(B=2, memory_format="channels_last 0"),), {"backend": "aot_eager"}, kind="crash", where="eager")
     script = written_script(shown)
-    assert sum(map(bool, script.splitlines())) <= 17
+    assert sum(map(bool, script.splitlines())) <= 16
     assert "module = nn.GroupNorm(2, 4)" in script
-    assert "tensors = [*(torch.randn(2, 4, 6, 6),)]" in script
-    assert "changed = tensors[0].detach().contiguous(memory_format=torch.channels_last)" in script
+    assert "tensors = [torch.randn(2, 4, 6, 6)]" in script
+    assert "tensors[0] = tensors[0].detach().contiguous(memory_format=torch.channels_last)\n" in script
+
+
+def learning_images(B):
+    """They want a gradient, which a mutation must hand on."""
+    return torch.randn(B, 4, 6, 6, requires_grad=True)
+
+
+@pytest.mark.parametrize(("inputs", "mutations", "is_handed_on"), [
+    (images, {}, False), (learning_images, {}, True), (images, {"requires_grad": "flipped 0"}, True),
+])
+def test_a_gradient_that_nobody_wants_is_not_handed_on(inputs, mutations, is_handed_on):
+    history = (call(B=2, special_values="nan 0", **mutations),)
+    script = written_script(Shown("value: output: off", layers, inputs, None, history, {"backend": "eager"}))
+    assert ("requires_grad_(tensors[0].requires_grad)" in script) == is_handed_on
+    assert ("    tensors[0] = changed\n" in script) == (not is_handed_on)
+    run(script)
 
 
 @pytest.mark.parametrize(("kind", "where"), [("value", "output"), ("gradient", "gradient of 2.weight")])

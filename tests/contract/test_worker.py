@@ -45,3 +45,28 @@ def test_a_mutation_that_raises(monkeypatch):
     assert word == "own"
     assert text.startswith("pytest-torchcompile itself failed, not the model:\n")
     assert "ValueError: planted" in text
+
+
+def with_settings(*settings):
+    """A program of which the user names settings."""
+    return ProgramSource(SOURCE.target, {}, ("torch_settings",), SOURCE.sizes, settings)
+
+
+def test_settings_that_the_user_names_are_tried():
+    _, (word, (offered, _)) = _made_program(with_settings("torch._dynamo.config.recompile_limit=9"))
+    assert word == "ready"
+    assert offered["torch_settings"][-1] == "torch._dynamo.config.recompile_limit=9"
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    ("torch._dynamo.config.recompile_limits=9",
+     "--compile-fuzz-settings: this torch has no setting torch._dynamo.config.recompile_limits; did you mean "
+     "'recompile_limit'?"),
+    ("torch._nowhere.config.x=9", "--compile-fuzz-settings: torch._nowhere.config is no module of settings in this "
+                                  "torch; expected one such as torch._dynamo.config"),
+    ("torch.nn.functional.relu=9", "--compile-fuzz-settings: torch.nn.functional is no module of settings"),
+])
+def test_a_setting_that_this_torch_does_not_have(setting, says):
+    program, (word, text) = _made_program(with_settings(setting))
+    assert (program, word) == (None, "not_loaded")
+    assert text.startswith(says)

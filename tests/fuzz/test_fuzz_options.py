@@ -41,3 +41,20 @@ def test_what_is_no_number(given, message):
     with pytest.raises(UsageError) as error:
         FuzzOptions.read(*given, Path())
     assert message in str(error.value)
+
+
+def test_settings_of_torch():
+    typed = "torch._dynamo.config.recompile_limit=9, torch._functorch.config.cse=False,"
+    options = FuzzOptions.read("1", "1", "0", None, typed)
+    assert options.settings == ("torch._dynamo.config.recompile_limit=9", "torch._functorch.config.cse=False")
+    assert FuzzOptions(**options.to_dict()) == options
+    assert FuzzOptions.read("1", "1", "0").settings == ()
+
+
+@pytest.mark.parametrize("typed", ["cse=False", "torch._functorch.config.cse", "os.path.sep=x", "torch.x=1;y"])
+def test_what_is_no_setting(typed):
+    with pytest.raises(UsageError) as error:
+        FuzzOptions.read("1", "1", "0", None, typed)
+    assert str(error.value) == (
+        f"--compile-fuzz-settings: {typed!r} is no setting; expected a module of torch, a name in it and a value, for "
+        "example torch._dynamo.config.capture_scalar_outputs=True")

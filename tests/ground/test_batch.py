@@ -172,3 +172,40 @@ def test_objects_are_copied_and_modules_are_not():
     assert cache.seen == []
     assert copy.args[1] is module
     assert copy.args[2] is len
+
+
+def test_a_batch_is_refilled_in_place():
+    """The tensors are the same ones, with the other batch's values; sharing stays."""
+    kept = Batch.of(({"x": torch.ones(2, 3), "n": 4}, torch.zeros(2, requires_grad=True)))
+    tensors = kept.tensors()
+    other = Batch.of(({"x": torch.full((2, 3), 7.0), "n": 4}, torch.ones(2, requires_grad=True)))
+    assert kept.refill(other)
+    assert all(one is same for one, same in zip(kept.tensors(), tensors, strict=True))
+    assert [tensor.tolist() for tensor in tensors] == [[[7.0] * 3] * 2, [1.0, 1.0]]
+
+
+def _with_a_hook():
+    tensor = torch.ones(2, requires_grad=True)
+    tensor.register_hook(lambda gradient: gradient)
+    return tensor
+
+
+@pytest.mark.parametrize(("kept", "other"), [
+    (torch.ones(2), torch.ones(3)),
+    (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+    (torch.ones(2, 2), torch.ones(2, 2).t()),
+    (torch.ones(2), torch.ones(2, requires_grad=True)),
+    (torch.ones(1).expand(2), torch.ones(1).expand(2)),
+    (_with_a_hook(), torch.ones(2, requires_grad=True)),
+    (torch.ones(2, requires_grad=True) * 2, torch.ones(2, requires_grad=True)),
+    ((torch.ones(2), 3), (torch.ones(2), 4)),
+    ((torch.ones(2), [torch.ones(2)]), (torch.ones(2), [])),
+    ((torch.ones(2), object()), (torch.ones(2), object())),
+    (torch.ones(2).to_sparse(), torch.ones(2).to_sparse()),
+], ids=["shape", "dtype", "strides", "requires_grad", "expanded", "hook", "no leaf", "number", "structure", "object",
+        "sparse"])
+def test_what_can_not_be_refilled_stays(kept, other):
+    kept, other = Batch.of(kept), Batch.of(other)
+    before = [tensor.detach().to_dense().clone() for tensor in kept.tensors()]
+    assert not kept.refill(other)
+    assert [tensor.detach().to_dense().tolist() for tensor in kept.tensors()] == [each.tolist() for each in before]

@@ -88,3 +88,15 @@ def test_zeros_for_none_fail_only_under_a_limit():
     assert found.message == "2 gradient(s) are zeros where eager has none, 1 allowed"
     assert found.evidence == "gradient of a\ngradient of b"
     assert found.hint.startswith("a parameter that takes no part in the loss: freeze it")
+
+
+def test_zeros_of_another_sign_fail_only_under_a_limit():
+    judge = load("equivalence").judge
+    section = {"raised": None, "vacuous": None, "compared": 2, "undecided": 0, "leaves": [],
+               "zero_signs": ["output['x']", "output['y']"]}
+    assert list(judge(section, {})) == []
+    assert list(judge(section, {"zero_signs": 2})) == []
+    (found,) = judge(section, {"zero_signs": 1})
+    assert found.message == "2 output(s) have zeros of another sign, 1 allowed"
+    assert found.evidence == "output['x']\noutput['y']"
+    assert found.hint == "1 / -0.0 is -inf: where nothing divides by them, raise the limit `zero_signs`"

@@ -48,10 +48,15 @@ def test_equal_runs_need_no_reference():
 
 
 def test_nan_equals_nan_and_zero_equals_minus_zero():
-    """Neither is a difference that a program could be blamed for."""
+    """Neither is a difference that a program could be blamed for; the sign of a zero is told."""
     value = torch.tensor([float("nan"), 0.0])
     eager = record(lambda x: x, None, Batch.of(value), train=False)
-    assert compare(eager, with_output(eager, torch.tensor([float("nan"), -0.0])), never)[-2].bitwise
+    leaves = compare(eager, with_output(eager, torch.tensor([float("nan"), -0.0])), never)
+    by_kind = {leaf.kind: leaf for leaf in leaves if leaf.name == "output"}
+    assert by_kind["value"].bitwise
+    assert problem(by_kind["zero_sign"]) is None
+    assert note(by_kind["zero_sign"]) == "output: 1 zero(s) have another sign: 0.0 in eager, -0.0 compiled at [1]"
+    assert not any(leaf.kind == "zero_sign" for leaf in compare(eager, eager, never))
 
 
 def test_one_rounding_passes_and_a_real_error_does_not():

@@ -26,6 +26,8 @@ def python_values(args: Any, kwargs: Any, choice: str) -> Any:
         values[place] = old + 1
     elif kind == "half":
         values[place] = old * 0.5
+    elif kind == "text":
+        values[place] = f"{old}_"
     else:
         values[place] = float(old) if kind == "float" else None
     return tuple(args), kwargs
@@ -40,6 +42,8 @@ def _choices(module: Any, batch: Any) -> list[str]:
             offered += [f"next {name}", f"float {name}"]
         elif isinstance(value, float):
             offered += [f"half {name}", f"next {name}"]
+        elif isinstance(value, str):
+            offered.append(f"text {name}")
         if isinstance(value, (bool, int, float, str)):
             offered.append(f"none {name}")
     if len(batch.kwargs) > 1:

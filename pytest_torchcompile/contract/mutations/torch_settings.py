@@ -14,9 +14,10 @@ def torch_settings(choice: str, device: str) -> Any:
     """``torch._dynamo.config.specialize_float=True``, around the forward; a torch that lacks it goes without."""
     name, _, value = choice.partition("=")
     module, _, key = name.rpartition(".")
-    known = {"True": True, "False": False}
+    known = {"True": True, "False": False, "None": None}
     settings: Any = importlib.import_module(module)
-    return settings.patch({key: known.get(value, value)} if hasattr(settings, key) else {})
+    set_to = int(value) if value.isdecimal() else known.get(value, value)
+    return settings.patch({key: set_to} if hasattr(settings, key) else {})
 
 
 _HARMLESS = (

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch._inductor.select_algorithm import extern_kernels
 
-SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "int8": 1, "int16": 2,
-         "uint8": 1}
+SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "bool": 1,
+         "int8": 1, "uint8": 1}
 
 
 @dataclass

@@ -20,7 +20,7 @@ import torch
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
 from pytest_torchcompile.gauges.flop_formulas import flop_formula, flops_unknown
-from pytest_torchcompile.gauges.library_operators import is_function
+from pytest_torchcompile.gauges.library_operators import is_convolution, is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.lowering.kernel_records import (
     COLLECTIVE,
@@ -58,7 +58,7 @@ class KernelRoof:
     counted: bool
     """Its FLOPs are by torch's formulas, and not one for each element."""
     dtype: str = "float32"
-    """Of its first result: by its peak a product is measured."""
+    """By whose peak its products are measured: that of its first result, or ``tf32`` of a GPU's convolutions."""
     uncounted: bool = False
     """It has operators whose FLOPs are not known, as a custom one, or products of open sizes: it computes more than is
     told, and may be bound by that."""
@@ -152,6 +152,8 @@ def _roof_of(call: KernelCall, moved: int, known: Mapping[str, int], peaks: Mach
     """The least seconds of a kernel: those of what it computes or those of ``moved`` bytes, whichever are more."""
     work = _work_of(call, known)
     dtype = call.writes[0].dtype if call.writes else "float32"
+    convolves = any(is_convolution(_packet_name(operator.target)) for operator in call.operators)
+    dtype = peaks.multiplied_in(dtype, convolves)
     # Plain arithmetic is cheap beside the bytes that it takes, so it is not held against a peak.
     multiplying = evaluating = 0.0
     if work.products:

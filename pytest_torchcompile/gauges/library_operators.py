@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["calls_library", "is_custom", "is_function"]
+__all__ = ["calls_library", "is_convolution", "is_custom", "is_function"]
 
 _NAMES: Final = re.compile(r"mm$|mm_|baddbmm|convolution|conv\dd|attention|rnn|lstm|gru|cdist"
                             r"|linalg_(?!vector_norm|cross|check)|cholesky|_fft_|geqrf|triangular_solve|lu_solve")
@@ -39,6 +39,15 @@ def calls_library(name: str) -> bool:
     """
     namespace, _, operator = name.rpartition("::")
     return bool(namespace and namespace not in _COMPILED) or bool(_NAMES.search(operator))
+
+
+def is_convolution(name: str) -> bool:
+    """Whether an operator of ATen's convolves, forward or backward.
+
+    >>> is_convolution("convolution_backward"), is_convolution("conv2d"), is_convolution("addmm")
+    (True, True, False)
+    """
+    return "conv" in name
 
 
 def is_custom(name: str) -> bool:

@@ -19,7 +19,10 @@ import torch
 
 from pytest_torchcompile.gauges.peaks_file import peaks_path
 
-__all__ = ["MachinePeaks", "machine_peaks"]
+__all__ = ["TF32", "MachinePeaks", "machine_peaks"]
+
+TF32: Final = "tf32"
+"""No dtype of torch's: how a GPU may multiply float32."""
 
 _RUNS: Final = 30
 _CALLS: Final = 100
@@ -49,14 +52,25 @@ class MachinePeaks:
     functions: float = 0.0
     """Elements a second of exp, the cheapest of the functions that take many instructions; 0 on a GPU, where nothing
     but memory bounds one call of it: there such functions are not counted."""
+    takes_tf32: bool = False
+    """Whether convolutions of float32 are computed in TF32, as cuDNN does unless it is told not to."""
     measure: Callable[[str], float] | None = field(default=None, repr=False, compare=False)
     """Measures a dtype that is asked for first; None: there is nothing more to measure."""
 
     def products_per_second(self, dtype: str) -> float:
-        """FLOPs a second of matrix products in a dtype; where none can be multiplied, as in float32."""
+        """FLOPs a second of matrix products in a dtype; where none can be multiplied, as in float32.
+
+        ``tf32`` is half as fast as bfloat16, by NVIDIA's papers on the architectures of A100 and H100.
+        """
+        if dtype == TF32:
+            return max(self.products_per_second("float32"), self.products_per_second("bfloat16") / 2)
         if dtype not in self.products and self.measure is not None:
             self.products[dtype] = self.measure(dtype)
         return self.products.get(dtype) or self.products.get("float32") or 1e12
+
+    def multiplied_in(self, dtype: str, convolves: bool) -> str:
+        """The dtype by whose peak a product is measured: ``tf32`` for a convolution of float32 that takes it."""
+        return TF32 if convolves and dtype == "float32" and self.takes_tf32 else dtype
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -71,7 +85,7 @@ def machine_peaks(device: str = "cpu") -> MachinePeaks:
     known = _read_file().get(key, {})
     peaks = MachinePeaks(_name_of(device), float(known.get("bandwidth", 0.0)),
                          float(known.get("call_seconds", 0.0)), dict(known.get("products", {})),
-                         float(known.get("functions", 0.0)))
+                         float(known.get("functions", 0.0)), kind == "cuda" and _takes_tf32(device))
     if not peaks.bandwidth or not peaks.call_seconds:
         peaks.bandwidth = _measure_bandwidth(device, kind)
         peaks.call_seconds = _measure_call(device, kind)
@@ -88,6 +102,17 @@ def machine_peaks(device: str = "cpu") -> MachinePeaks:
 
     peaks.measure = measure_and_keep
     return peaks
+
+
+def _takes_tf32(device: str) -> bool:
+    # From the architecture Ampere on.
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        # From torch 2.9 on it raises where a project has set `fp32_precision` instead; by default that is TF32.
+        return True
 
 
 def _name_of(device: str) -> str:

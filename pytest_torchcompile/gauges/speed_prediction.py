@@ -173,5 +173,6 @@ def _fusible_bytes(work: StepWork) -> int:
 
 
 def _roof_seconds(operator: OperatorWork, peaks: MachinePeaks) -> float:
+    # The rule was fitted with this peak, convolutions of float32 among the rest.
     computing = operator.flops / peaks.products_per_second(operator.dtype) if operator.library else 0.0
     return max(computing, operator.bytes / peaks.bandwidth)

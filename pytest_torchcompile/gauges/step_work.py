@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.gauges.flop_formulas import flop_formula, flops_unknown
-from pytest_torchcompile.gauges.library_operators import calls_library, is_function
+from pytest_torchcompile.gauges.library_operators import calls_library, is_convolution, is_function
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.gauges.memory_regions import Regions, Traffic, tensors_in, traffic_of
 from pytest_torchcompile.gauges.step_profile import computes
@@ -85,7 +85,8 @@ class Roof:
     bandwidth: float
     """Peak, bytes a second."""
     flops_per_second: float
-    """Peak of matrix products in the dtype with most of the work; in float32 where the step has none."""
+    """Peak of products in the dtype with most of the work (:meth:`MachinePeaks.multiplied_in`); in float32 where the
+    step has none."""
     device: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +109,8 @@ def roof_of(work: StepWork, peaks: MachinePeaks, library_only: bool = True) -> R
     by_dtype: dict[str, int] = {}
     for operator in work.operators:
         if operator.library or not library_only:
-            by_dtype[operator.dtype] = by_dtype.get(operator.dtype, 0) + operator.flops
+            dtype = peaks.multiplied_in(operator.dtype, is_convolution(operator.name))
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + operator.flops
     products = sum(flops / peaks.products_per_second(dtype) for dtype, flops in by_dtype.items())
     functions = function_seconds(work, peaks)
     computing = products + functions

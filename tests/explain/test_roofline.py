@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchcompile import zoo
+from pytest_torchcompile.explain import roofline as roofline_module
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage, read_graph
 from pytest_torchcompile.explain.roofline import KernelRoof, Roofline, flops_of_stage, kernel_roofs
@@ -64,6 +65,22 @@ def test_the_roof_is_that_of_the_dtype_with_most_products():
     assert "(cpu: 954 MiB/s, 100 GFLOP/s in bfloat16) all kernels" in next(roofline.lines())
     assert "Roofline: 2 points and a roof of 100 GFLOP/s" in str(roofline.figure())
     assert Roofline(kernels[1:], peaks).dtype == "float32"
+
+
+@pytest.mark.parametrize(("target", "takes_tf32", "seconds", "dtype"), [
+    ("aten.convolution.default", True, 2.0, "tf32"),
+    ("aten.convolution.default", False, 10.0, "float32"),
+    ("aten.mm.default", True, 10.0, "float32"),
+])
+def test_a_gpu_convolves_float32_in_tf32(monkeypatch, target, takes_tf32, seconds, dtype):
+    """Half as fast as bfloat16; against float32's own peak such a kernel stood above the roof."""
+    monkeypatch.setattr(roofline_module, "_flops_of_graphs", lambda stages: {0: {"product": 10**11}})
+    peaks = MachinePeaks("a GPU", 1e12, products={"float32": 1e10, "bfloat16": 1e11}, takes_tf32=takes_tf32)
+    operators = (Operator("product", target, target, (8, 8), "float32", 256),)
+    wrote = (TensorAccess("buf0", (8, 8), "float32", 256, of="product"),)
+    call = KernelCall("extern_kernels.it", "library", "0/0", 0, operators=operators, writes=wrote)
+    (roof,) = kernel_roofs(Explanation("net", "2.11.0", "", kernels=[call]), peaks)
+    assert (roof.seconds, roof.dtype, roof.bound) == (seconds, dtype, "compute")
 
 
 def test_products_of_open_sizes_are_told_to_be_missing():

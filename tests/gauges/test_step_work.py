@@ -247,3 +247,14 @@ def test_functions_are_held_against_their_own_peak():
     assert roof_of(measure_work(arithmetic), peaks).bound == "memory"
     # Where no peak of them is known, as on a GPU, nothing is counted.
     assert roof_of(measure_work(chain), PEAKS).bound == "memory"
+
+
+def test_float32_convolutions_of_a_gpu_have_the_peak_of_tf32():
+    """They take what half of bfloat16's peak says, and products of matrices float32's own."""
+    work = StepWork([OperatorWork("convolution", "float32", 1, 10**11, 0, library=True),
+                     OperatorWork("mm", "float32", 1, 10**10, 0, library=True)])
+    peaks = MachinePeaks("a GPU", 1e12, products={"float32": 1e10, "bfloat16": 1e11}, takes_tf32=True)
+    roof = roof_of(work, peaks)
+    assert (roof.seconds, roof.flops_per_second) == (2.0 + 1.0, 5e10)
+    peaks.takes_tf32 = False
+    assert roof_of(work, peaks).seconds == 11.0

@@ -16,6 +16,7 @@ from pytest_torchcompile.contract.stand_in import linear_stand_ins
 from pytest_torchcompile.culprit.culprit_record import Culprit
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
+from pytest_torchcompile.fuzz.fuzz_options import setting_value
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -233,9 +234,10 @@ def serve(connection: Connection, source: ProgramSource) -> None:
 
 
 def _ask_for_settings(settings: Iterable[str]) -> None:
-    """Raises NotLoaded for a setting that this torch does not have."""
+    """Raises NotLoaded for a setting that this torch does not have, or that has values of another kind."""
     for setting in settings:
-        module, _, name = setting.partition("=")[0].rpartition(".")
+        path, _, value = setting.partition("=")
+        module, _, name = path.rpartition(".")
         try:
             known = importlib.import_module(module).get_config_copy()
         except (ImportError, AttributeError):
@@ -244,6 +246,10 @@ def _ask_for_settings(settings: Iterable[str]) -> None:
         if name not in known:
             raise NotLoaded(f"--compile-fuzz-settings: this torch has no setting {module}.{name}; "
                             f"{nearest(name, known)}")
+        # Any text would count as true.
+        if isinstance(known[name], bool) and not isinstance(setting_value(value), bool):
+            raise NotLoaded(f"--compile-fuzz-settings: {module}.{name} is {known[name]} in this torch; {value!r} is "
+                            "none of its values, expected True or False")
 
 
 def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any]]:

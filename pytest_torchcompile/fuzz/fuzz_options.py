@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.fuzz.search import Budget
 
-__all__ = ["FuzzOptions", "ran_out"]
+__all__ = ["FuzzOptions", "ran_out", "setting_value"]
 
 SECONDS: Final = 60.0
 """Wall seconds for each cell or test, where nobody says."""
-_SETTING = re.compile(r"torch(\.\w+)+\.\w+=\w+")
+_SETTING = re.compile(r"torch(\.\w+)+\.\w+=\S+")
 _DIGITS = 18
 """So long may a seed be; Python turns no text of thousands of digits into a number."""
 
@@ -90,6 +91,18 @@ def ran_out(spent: str) -> str:
     if spent == "seconds":
         text += "; give more: --compile-fuzz-seconds"
     return text
+
+
+def setting_value(text: str) -> Any:
+    """What a setting is set to: a number, True, False or None as Python writes them, else the word itself.
+
+    >>> setting_value("True"), setting_value("-1"), setting_value("0.5"), setting_value("off")
+    (True, -1, 0.5, 'off')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _read_settings(text: str) -> tuple[str, ...]:

@@ -92,10 +92,10 @@ def _docstring(cell: Cell, file: Path, failed: Mapping[str, str], told: str) -> 
 
 
 def _imports(is_alone: bool) -> str:
-    standard = ["import sys", "from pathlib import Path"]
+    standard = ["import logging", "import sys", "from pathlib import Path"]
     if is_alone:
         standard = sorted([*LONE_IMPORTS, *standard], key=lambda line: (line.startswith("from"), line))
-    return "\n".join([*standard, "", "import torch"]) + "\n"
+    return "\n".join([*standard, "", "import pytest", "import torch"]) + "\n"
 
 
 def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> str:
@@ -109,6 +109,8 @@ def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> 
         f"ROOT = (Path(__file__).parent / {folder!r}).resolve()",
         # The models' modules are imported from there, so the path comes before them.
         "sys.path.insert(0, str(ROOT))",
+        "# Else pytest shows torch's own trace of a failing test: many lines that say nothing.",
+        "logging.getLogger('torch.__trace').propagate = False",
         "",
         *map("import {}".format, modules),
         "",
@@ -142,6 +144,7 @@ def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) ->
     lines = [
         "", "",
         f"def test_{_identifier(cell.model)}():",
+        '    pytest.importorskip("pytest_torchcompile")',
         *map("    {}".format, _own_imports(cell)),
         "",
     ]

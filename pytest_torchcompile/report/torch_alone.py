@@ -32,19 +32,22 @@ def call(model, batch):
     return model(*batch)
 
 
-def tensors(output):
-    """The tensors of an output, in order."""
+def tensors(output, name="output"):
+    """The tensors of an output by name, in order."""
     if isinstance(output, torch.Tensor):
-        return [output]
+        return {name: output}
     if isinstance(output, Mapping):
-        parts = output.values()
+        parts = {f"{name}.{key}": part for key, part in output.items()}
     elif dataclasses.is_dataclass(output):
-        parts = vars(output).values()
+        parts = {f"{name}.{key}": part for key, part in vars(output).items()}
     elif isinstance(output, (tuple, list)):
-        parts = output
+        parts = {f"{name}[{place}]": part for place, part in enumerate(output)}
     else:
-        parts = ()
-    return [tensor for part in parts for tensor in tensors(part)]
+        parts = {}
+    found = {}
+    for key, part in parts.items():
+        found.update(tensors(part, key))
+    return found
 '''
 
 _MEAN_SQUARE = '''
@@ -52,7 +55,7 @@ _MEAN_SQUARE = '''
 def mean_square(output):
     """Of all floating outputs. The weights are there because a normalised output's own mean square is constant."""
     total = 0.0
-    for tensor in tensors(output):
+    for tensor in tensors(output).values():
         if tensor.is_floating_point():
             weights = torch.linspace(0.5, 1.5, tensor.numel(), device=tensor.device).view(tensor.shape)
             total = total + (tensor.float().square() * weights).mean()
@@ -65,8 +68,7 @@ def run(model, batch, seed):
     """Every output, by name."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        output = call(model, move(batch))
-    return {f"output {number}": tensor for number, tensor in enumerate(tensors(output))}
+        return tensors(call(model, move(batch)))
 '''
 
 _TRAINING = '''
@@ -77,7 +79,7 @@ def run(model, batch, seed):
     batch = move(batch)
     torch.manual_seed(seed)
     output = call(model, batch)
-    results = {f"output {number}": tensor.detach().clone() for number, tensor in enumerate(tensors(output))}
+    results = {name: tensor.detach().clone() for name, tensor in tensors(output).items()}
     LOSS.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -131,8 +133,10 @@ def _test(test: LoneTest) -> str:
         "    for seed, sizes in enumerate(SIZES):",
         "        torch.manual_seed(seed)",
         f"        batch = {test.inputs}(**sizes)",
-        "        print('sizes:', sizes)  # told by pytest where the next line fails",
         "        expected, actual = run(model, batch, seed), run(compiled, batch, seed)",
-        "        torch.testing.assert_close(actual, expected, equal_nan=True)",
+        "        assert actual.keys() == expected.keys()",
+        "        for name, tensor in expected.items():",
+        "            print(name, 'at', sizes)  # pytest shows the last one where the next line fails",
+        "            torch.testing.assert_close(actual[name], tensor, equal_nan=True)",
     ]
     return "\n".join(lines) + "\n"

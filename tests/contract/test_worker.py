@@ -64,6 +64,9 @@ def test_settings_that_the_user_names_are_tried():
      "'recompile_limit'?"),
     ("torch._nowhere.config.x=9", "--compile-fuzz-settings: torch._nowhere.config is no module of settings in this "
                                   "torch; expected one such as torch._dynamo.config"),
+    ("torch._dynamo.config.specialize_float=false",
+     "--compile-fuzz-settings: torch._dynamo.config.specialize_float is False in this torch; 'false' is none of its "
+     "values, expected True or False"),
     ("torch.nn.functional.relu=9", "--compile-fuzz-settings: torch.nn.functional is no module of settings"),
 ])
 def test_a_setting_that_this_torch_does_not_have(setting, says):

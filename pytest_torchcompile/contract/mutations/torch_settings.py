@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from pytest_torchcompile.contract.mutation import Mutation
+from pytest_torchcompile.fuzz.fuzz_options import setting_value
 
 __all__ = ["MUTATION"]
 
@@ -14,10 +15,8 @@ def torch_settings(choice: str, device: str) -> Any:
     """``torch._dynamo.config.specialize_float=True``, around the forward; a torch that lacks it goes without."""
     name, _, value = choice.partition("=")
     module, _, key = name.rpartition(".")
-    known = {"True": True, "False": False, "None": None}
     settings: Any = importlib.import_module(module)
-    set_to = int(value) if value.isdecimal() else known.get(value, value)
-    return settings.patch({key: set_to} if hasattr(settings, key) else {})
+    return settings.patch({key: setting_value(value)} if hasattr(settings, key) else {})
 
 
 _HARMLESS = (

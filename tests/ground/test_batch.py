@@ -237,8 +237,8 @@ def _with_an_attribute():
     ((torch.ones(2), [torch.ones(2)]), (torch.ones(2), [])),
     ((torch.ones(2), object()), (torch.ones(2), object())),
     (torch.ones(2).to_sparse(), torch.ones(2).to_sparse()),
-], ids=["shape", "dtype", "strides", "requires_grad", "expanded", "hook", "late hook", "attribute", "no leaf", "number", "structure",
-        "object", "sparse"])
+], ids=["shape", "dtype", "strides", "requires_grad", "expanded", "hook", "late hook", "attribute", "no leaf", "number",
+        "structure", "object", "sparse"])
 def test_what_can_not_be_refilled_stays(kept, other):
     kept, other = Batch.of(kept), Batch.of(other)
     before = [tensor.detach().to_dense().clone() for tensor in kept.tensors()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from pytest_torchcompile.contract.history_run import Program
+    from pytest_torchcompile.batch import Batch
 
 __all__ = ["code_of", "linear_stand_ins", "path_of", "put_in", "stand_in_words"]
 
@@ -48,8 +48,10 @@ def put_in(module: nn.Module, texts: Iterable[str]) -> None:
         module.set_submodule(path_of(text), part)
 
 
-def linear_stand_ins(program: Program, sizes: Any) -> dict[str, str]:
+def linear_stand_ins(module: nn.Module, batch: Batch) -> dict[str, str]:
     """By path of a part the Linear that takes and gives what it does, found by an eager call without gradients.
+
+    The module is the caller's to throw away: it keeps hooks.
 
     A part has one where it is called with one tensor of float32, and returns one that differs in its last size at most.
     """
@@ -65,7 +67,6 @@ def linear_stand_ins(program: Program, sizes: Any) -> dict[str, str]:
         if is_float and one.device.type == "cpu" and one.ndim == other.ndim and one.shape[:-1] == other.shape[:-1]:
             found[path] = f"{path}=Linear({one.shape[-1]}, {other.shape[-1]})"
 
-    module, batch = program.make_model(), program.batch(sizes, program.seed)
     for path, part in module.named_modules():
         if path and type(part) is not torch.nn.Linear:
             part.register_forward_hook(lambda part, given, returned, path=path: note(path, given, returned))

@@ -294,7 +294,7 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
             found: dict[str, str] = {}
             # What eager raises on a plain call is told elsewhere.
             with contextlib.suppress(Exception):
-                found = linear_stand_ins(program, given)
+                found = linear_stand_ins(program.make_model(), program.batch(given, program.seed))
             yield "linear_stand_ins", found
             continue
         plain, without, backend = given

@@ -37,7 +37,8 @@ def test_stand_ins_are_put_in():
 
 def test_a_linear_fits_where_the_last_size_alone_changes():
     """A Linear needs none, and a convolution changes other sizes."""
-    found = linear_stand_ins(contract_programs.wrong_widening({}), {"B": 2})
+    program = contract_programs.wrong_widening({})
+    found = linear_stand_ins(program.make_model(), program.batch({"B": 2}, program.seed))
     assert found == {"0": "0=Linear(6, 9)", "0.1": "0.1=Linear(9, 9)", "1": "1=Linear(9, 9)"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["Batch", "source_of"]
+__all__ = ["Batch", "KeptBatch", "source_of"]
 
 # What users write on a tensor with torch._dynamo.mark_dynamic, mark_static and their kin (torch 2.8 to 2.13,
 # _dynamo/decorators.py). `_dynamo_propagated_dynamic_indices` is torch's own note about an earlier call and
@@ -83,7 +84,7 @@ class Batch:
         """Write the values of another batch into the tensors of this one; False where they don't go in.
 
         Both must have one structure, the same Python values, and plain tensors of the same form. None of this one may
-        have become part of an autograd graph, or have got a hook.
+        have become part of an autograd graph, or have got a hook or an attribute. As in a clone, none has a gradient.
         """
         mine, structure = pytree.tree_flatten(self.value)
         theirs, other_structure = pytree.tree_flatten(other.value)
@@ -95,6 +96,8 @@ class Batch:
             for target, source in zip(mine, theirs, strict=True):
                 if isinstance(target, torch.Tensor):
                     target.copy_(source)
+                    # A model that calls backward() itself would add to that of the call before.
+                    target.grad = None
         return True
 
     def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -159,11 +162,42 @@ class Batch:
         return any(tensor.is_cuda for tensor in self.tensors())
 
 
+class KeptBatch:
+    """A private copy of a batch that is filled again, as a caller does who keeps one buffer."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch.clone()
+        self._tensors = self.batch.tensors()
+        self._addresses = [_address_of(tensor) for tensor in self._tensors]
+
+    def refill(self, other: Batch) -> bool:
+        """:meth:`Batch.refill`, where each tensor is the one that was given and has its memory still.
+
+        What a model has put in its place may be a parameter, a buffer, or an output that somebody holds.
+        """
+        tensors = self.batch.tensors()
+        if len(tensors) != len(self._tensors) or not all(map(operator.is_, tensors, self._tensors)):
+            return False
+        if [_address_of(tensor) for tensor in tensors] != self._addresses:
+            return False
+        return self.batch.refill(other)
+
+
+def _address_of(tensor: torch.Tensor) -> int | None:
+    """Where its memory begins; None for what is not plain, and so never refilled."""
+    return _storage_of(tensor) if _is_plain(tensor) else None
+
+
 def _can_be_refilled(target: Any, source: Any) -> bool:
     """Whether a tensor of a batch can have the values of another one, or is the same Python value."""
     if not isinstance(target, torch.Tensor) or not isinstance(source, torch.Tensor):
         return type(target) is type(source) and isinstance(target, _PLAIN) and target == source
-    if not _is_plain(target) or not _is_plain(source) or target._backward_hooks or 0 in target.stride():
+    if not _is_plain(target) or not _is_plain(source) or 0 in target.stride():
+        return False
+    if target._backward_hooks or getattr(target, "_post_accumulate_grad_hooks", None):
+        return False
+    # What torch notes there changes no value; what a model does may.
+    if any(name not in vars(source) and not name.startswith("_dynamo") for name in vars(target)):
         return False
     if not target.is_leaf or not source.is_leaf or target.requires_grad != source.requires_grad:
         return False

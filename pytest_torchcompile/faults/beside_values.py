@@ -101,6 +101,21 @@ def _first_of_each_address() -> Any:
     return compile_graph
 
 
+def _reading_what_it_recorded() -> Any:
+    """A backend that records its second run, and from then on reads the memory of that run's inputs."""
+
+    def compile_graph(module: fx.GraphModule, example_inputs: Any) -> Any:
+        runs: list[tuple[Any, ...]] = []
+
+        def run(*arguments: Any) -> Any:
+            runs.append(arguments)
+            return module(*runs[min(len(runs), 2) - 1])
+
+        return run
+
+    return compile_graph
+
+
 _NO_OTHER_SIGN: Final = {"zero_signs": 0.0}
 _SIGNED: Final = Program(Halved, signed_zeros)
 
@@ -109,6 +124,8 @@ BESIDE_VALUES: Final = (
          check="equivalence", limits=_NO_OTHER_SIGN),
     Case("known by its address", "an input that its caller refills gives what it gave before",
          Program(Halved, p.rows_without_gradient), "value", _first_of_each_address, "output"),
+    Case("inputs of the recording", "a replay reads the memory of the inputs that it was recorded with",
+         Program(Halved, p.rows_without_gradient), "value", _reading_what_it_recorded, "output"),
     Case("counter counted", "an attribute of the module is one higher", KEEPS, "mutation", _spoiling(_count),
          "counted"),
     Case("list lengthened", "a list of the module has one more", KEEPS, "mutation", _spoiling(_lengthen), "listed"),

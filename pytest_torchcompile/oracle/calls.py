@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.batch import Batch, KeptBatch
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.oracle.expected import References
@@ -125,18 +125,20 @@ class Call:
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
     """The calls three times over. The first pass compiles; in the second, parameters and batches have other values, so
-    that a result which was kept is no result; the third is the first again, as CUDA graphs replay only then. Its inputs
-    are those of the second, refilled in place, as a caller does who keeps one buffer: no new address says that they are
-    other ones.
+    that a result which was kept is no result; the third is the first again, as CUDA graphs replay only then.
+
+    The second pass refills the inputs of the first in place, as a caller does who keeps one buffer: no new address says
+    that they are other ones. The third has new inputs: what was recorded with the memory of earlier ones is wrong then.
 
     ``seed`` None: always the same values.
     """
     yield list(calls)
     if seed is None:
-        yield _with_suffix(calls, ", once more")
+        second = _with_suffix(calls, ", once more")
     else:
-        yield [call.with_other_values(seed) for call in calls]
-    yield [replace(call, refilled=True) for call in _with_suffix(calls, ", again")]
+        second = [call.with_other_values(seed) for call in calls]
+    yield [replace(call, refilled=True) for call in second]
+    yield _with_suffix(calls, ", again")
 
 
 def _with_suffix(calls: Sequence[Call], suffix: str) -> list[Call]:
@@ -156,7 +158,7 @@ class Side:
         """
         self.call, self.module, self.spread = call, module, spread(call, module)
         self._start, self._held = StateSnapshot(module), Held()
-        self._given: dict[int, Batch] = {}
+        self._given: dict[int, KeptBatch] = {}
         """What the calls were given last, by their index."""
 
     def begin_here(self) -> None:
@@ -206,9 +208,9 @@ class Side:
         """A private copy of a batch: a new one, or the call's last one, refilled where it asks for that."""
         last = self._given.get(call.index)
         if call.refilled and last is not None and last.refill(batch):
-            return last
-        self._given[call.index] = batch.clone()
-        return self._given[call.index]
+            return last.batch
+        self._given[call.index] = KeptBatch(batch)
+        return self._given[call.index].batch
 
 
 Make = Callable[["dict[str, Any] | None"], Side]

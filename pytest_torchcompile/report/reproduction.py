@@ -100,10 +100,7 @@ def _imports(is_alone: bool) -> str:
 
 def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> str:
     """What the tests need at the file's top: the models' modules, device and sizes."""
-    targets_of_user = [entry.factory, entry.inputs, entry.loss]
-    if _is_users_backend(cell):
-        targets_of_user.append(cell.backend)
-    modules = sorted({target.partition(":")[0] for target in targets_of_user if target})
+    modules = sorted({target.partition(":")[0] for target in _named_targets(cell, entry).values()})
     lines = [
         "",
         f"ROOT = (Path(__file__).parent / {folder!r}).resolve()",
@@ -118,16 +115,28 @@ def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> 
         "SIZES = [",
         *map("    {!r},".format, _input_arguments(cell, entry, targets)),
         "]",
+        # Taken here: a module may have the name of a variable below, as model.py has.
+        *(f"{name} = {_dotted(target)}" for name, target in _named_targets(cell, entry).items()),
     ]
     return "\n".join(lines) + "\n"
 
 
+def _named_targets(cell: Cell, entry: ModelEntry) -> dict[str, str]:
+    """What the tests take from the user's modules, by the names that they know it under."""
+    named = {"FACTORY": entry.factory, "INPUTS": entry.inputs}
+    if entry.loss:
+        named["LOSS"] = entry.loss
+    if _is_users_backend(cell):
+        named["BACKEND"] = cell.backend
+    return named
+
+
 def _lone_test(cell: Cell, entry: ModelEntry, targets: Targets) -> str:
     """The test that needs torch and the model's module alone."""
-    backend = _dotted(cell.backend) if _is_users_backend(cell) else repr(cell.backend)
+    backend = "BACKEND" if _is_users_backend(cell) else repr(cell.backend)
     return lone_test_text(LoneTest(
-        name=_identifier(cell.model), model=_made_model(cell, entry, targets), inputs=_dotted(entry.inputs),
-        loss=_dotted(entry.loss or ""), is_training=cell.phase == "training",
+        name=_identifier(cell.model), model=_made_model(cell, entry, targets), inputs="INPUTS",
+        loss="LOSS" if entry.loss else "", is_training=cell.phase == "training",
         backend=backend, mode=cell.mode, dynamic=cell.torch_dynamic,
     ))
 
@@ -158,13 +167,13 @@ def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) ->
         "    calls = []",
         "    for seed, sizes in enumerate(SIZES):",
         "        seed_everything(seed)",
-        f"        calls.append(Batch.of({_dotted(entry.inputs)}(**sizes)).to(DEVICE, DTYPE))",
+        "        calls.append(Batch.of(INPUTS(**sizes)).to(DEVICE, DTYPE))",
         f"    config = CompileConfig({config})",
         "    assert_equivalent(",
         "        model, calls, config,",
     ]
     if entry.loss:
-        lines.append(f"        loss={_dotted(entry.loss)},")
+        lines.append("        loss=LOSS,")
     if _has_wrapper(cell):
         lines.append("        wrap=lambda model, settings: wrapper.wrap(model, settings, cell),")
     lines += [f"        {_keywords(options)},", "    )"]
@@ -189,7 +198,7 @@ def _own_imports(cell: Cell) -> list[str]:
 def _made_model(cell: Cell, entry: ModelEntry, targets: Targets) -> str:
     """What makes the model, on its device, in its dtype and its mode."""
     arguments = _keywords(_factory_arguments(cell, entry, targets))
-    return f"{_dotted(entry.factory)}({arguments}).to(DEVICE, DTYPE){_mode_call(cell, entry)}"
+    return f"FACTORY({arguments}).to(DEVICE, DTYPE){_mode_call(cell, entry)}"
 
 
 def _is_users_backend(cell: Cell) -> bool:

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 __all__ = ["LONE_IMPORTS", "LoneTest", "lone_test_text"]
 
-LONE_IMPORTS = ("import copy", "import dataclasses", "from collections.abc import Mapping")
-"""What the text needs besides torch."""
+LONE_IMPORTS = ("import copy", "import dataclasses", "import random", "from collections.abc import Mapping")
+"""What the text needs besides torch and ``sys``."""
 
 _PARTS = '''
+
+def seed_all(seed):
+    """The random numbers of Python, NumPy and torch: a model may draw from each."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    torch.manual_seed(seed)
+
 
 def move(value, device=DEVICE, dtype=DTYPE):
     """A copy on the device; floating tensors change their dtype."""
@@ -39,7 +47,7 @@ def tensors(output, name="output"):
     if isinstance(output, Mapping):
         parts = {f"{name}.{key}": part for key, part in output.items()}
     elif dataclasses.is_dataclass(output):
-        parts = {f"{name}.{key}": part for key, part in vars(output).items()}
+        parts = {f"{name}.{field.name}": getattr(output, field.name) for field in dataclasses.fields(output)}
     elif isinstance(output, (tuple, list)):
         parts = {f"{name}[{place}]": part for place, part in enumerate(output)}
     else:
@@ -56,17 +64,27 @@ def mean_square(output):
     """Of all floating outputs. The weights are there because a normalised output's own mean square is constant."""
     total = 0.0
     for tensor in tensors(output).values():
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and tensor.numel():
             weights = torch.linspace(0.5, 1.5, tensor.numel(), device=tensor.device).view(tensor.shape)
-            total = total + (tensor.float().square() * weights).mean()
+            # One masked logit would make every gradient NaN.
+            finite = tensor.float().nan_to_num(0.0, 0.0, 0.0)
+            total = total + (finite.square() * weights).mean()
     return total
+'''
+
+_FOR_LOSS = '''
+
+def for_loss(batch):
+    """A dict that is the only argument is what the loss is given."""
+    is_one = type(batch) in (tuple, list) and len(batch) == 1
+    return batch[0] if is_one and isinstance(batch[0], Mapping) else batch
 '''
 
 _INFERENCE = '''
 
 def run(model, batch, seed):
     """Every output, by name."""
-    torch.manual_seed(seed)
+    seed_all(seed)
     with torch.no_grad():
         return tensors(call(model, move(batch)))
 '''
@@ -77,10 +95,13 @@ def run(model, batch, seed):
     """Every output and gradient, by name."""
     model.zero_grad()
     batch = move(batch)
-    torch.manual_seed(seed)
+    seed_all(seed)
     output = call(model, batch)
     results = {name: tensor.detach().clone() for name, tensor in tensors(output).items()}
-    LOSS.backward()
+    loss = LOSS_OF_OUTPUT
+    # Whole numbers have no gradients.
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        loss.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             # torch.compile puts a name of its own in front.
@@ -110,14 +131,12 @@ class LoneTest:
 
 def lone_test_text(test: LoneTest) -> str:
     """The helpers and the test, as they stand in a file that has ``DEVICE``, ``DTYPE`` and ``SIZES``."""
-    run = _INFERENCE
-    mean_square = ""
-    if test.is_training:
-        loss = f"{test.loss}(output, batch)"
-        if not test.loss:
-            loss, mean_square = "mean_square(output)", _MEAN_SQUARE
-        run = _TRAINING.replace("LOSS", loss)
-    return "".join([_PARTS, mean_square, run, _test(test)])
+    if not test.is_training:
+        return "".join([_PARTS, _INFERENCE, _test(test)])
+    loss, helper = "mean_square(output)", _MEAN_SQUARE
+    if test.loss:
+        loss, helper = f"{test.loss}(output, for_loss(batch))", _FOR_LOSS
+    return "".join([_PARTS, helper, _TRAINING.replace("LOSS_OF_OUTPUT", loss), _test(test)])
 
 
 def _test(test: LoneTest) -> str:
@@ -127,11 +146,11 @@ def _test(test: LoneTest) -> str:
         f"def test_{test.name}_with_torch_alone():",
         '    """By torch.testing\'s tolerances, which may be coarser or finer than what found it."""',
         "    torch._inductor.config.fallback_random = True  # Inductor draws the random numbers that eager draws",
-        "    torch.manual_seed(0)",
+        "    seed_all(0)",
         f"    model = {test.model}",
         f"    compiled = torch.compile(copy.deepcopy(model), {settings})",
         "    for seed, sizes in enumerate(SIZES):",
-        "        torch.manual_seed(seed)",
+        "        seed_all(seed)",
         f"        batch = {test.inputs}(**sizes)",
         "        expected, actual = run(model, batch, seed), run(compiled, batch, seed)",
         "        assert actual.keys() == expected.keys()",

@@ -7,7 +7,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from pytest_torchcompile.batch import Batch, source_of
+from pytest_torchcompile.batch import Batch, KeptBatch, source_of
 
 pytestmark = pytest.mark.needs_torch
 
@@ -184,9 +184,42 @@ def test_a_batch_is_refilled_in_place():
     assert [tensor.tolist() for tensor in tensors] == [[[7.0] * 3] * 2, [1.0, 1.0]]
 
 
+def test_a_refilled_batch_has_no_gradients():
+    """As a clone has none: a model that calls backward() would add to what is there."""
+    kept = Batch.of(torch.ones(2, requires_grad=True))
+    kept.args[0].grad = torch.ones(2)
+    assert kept.refill(Batch.of(torch.zeros(2, requires_grad=True)))
+    assert kept.args[0].grad is None
+
+
+def test_what_a_model_has_put_in_place_of_an_input_is_not_written_to():
+    """Another tensor in a dict, or other memory behind the same one: a buffer of the model, perhaps."""
+    for put in (lambda inputs, own: inputs.update(x=own), lambda inputs, own: inputs["x"].set_(own)):
+        other, own = Batch.of(({"x": torch.ones(2)},)), torch.zeros(2)
+        kept = KeptBatch(other)
+        put(kept.batch.args[0], own)
+        assert not kept.refill(other)
+        assert own.tolist() == [0.0, 0.0]
+    kept = KeptBatch(other)
+    assert kept.refill(Batch.of(({"x": torch.full((2,), 7.0)},)))
+    assert kept.batch.args[0]["x"].tolist() == [7.0, 7.0]
+
+
 def _with_a_hook():
     tensor = torch.ones(2, requires_grad=True)
     tensor.register_hook(lambda gradient: gradient)
+    return tensor
+
+
+def _with_a_late_hook():
+    tensor = torch.ones(2, requires_grad=True)
+    tensor.register_post_accumulate_grad_hook(lambda tensor: None)
+    return tensor
+
+
+def _with_an_attribute():
+    tensor = torch.ones(2)
+    tensor.seen = 1
     return tensor
 
 
@@ -197,13 +230,15 @@ def _with_a_hook():
     (torch.ones(2), torch.ones(2, requires_grad=True)),
     (torch.ones(1).expand(2), torch.ones(1).expand(2)),
     (_with_a_hook(), torch.ones(2, requires_grad=True)),
+    (_with_a_late_hook(), torch.ones(2, requires_grad=True)),
+    (_with_an_attribute(), torch.ones(2)),
     (torch.ones(2, requires_grad=True) * 2, torch.ones(2, requires_grad=True)),
     ((torch.ones(2), 3), (torch.ones(2), 4)),
     ((torch.ones(2), [torch.ones(2)]), (torch.ones(2), [])),
     ((torch.ones(2), object()), (torch.ones(2), object())),
     (torch.ones(2).to_sparse(), torch.ones(2).to_sparse()),
-], ids=["shape", "dtype", "strides", "requires_grad", "expanded", "hook", "no leaf", "number", "structure", "object",
-        "sparse"])
+], ids=["shape", "dtype", "strides", "requires_grad", "expanded", "hook", "late hook", "attribute", "no leaf", "number",
+        "structure", "object", "sparse"])
 def test_what_can_not_be_refilled_stays(kept, other):
     kept, other = Batch.of(kept), Batch.of(other)
     before = [tensor.detach().to_dense().clone() for tensor in kept.tensors()]

@@ -40,10 +40,12 @@ def test_the_cell_in_plain_python(written):
     text = written(backend="aot_eager", dynamic="static", phase="inference")
     assert "import models\n" in text
     assert "(Path(__file__).parent / '../..').resolve()" in text
-    assert "models.net(hidden=8, device='cpu').to(DEVICE, DTYPE).eval()" in text
+    assert "\nFACTORY = models.net\n" in text
+    assert "\nLOSS = models.Losses.mse\n" in text
+    assert "FACTORY(hidden=8, device='cpu').to(DEVICE, DTYPE).eval()" in text
     assert "    {'hidden': 8, 'B': 4},\n    {'hidden': 8, 'B': 8},\n" in text
     assert "CompileConfig(backend='aot_eager', mode='default', dynamic=False)" in text
-    assert "loss=models.Losses.mse,\n        train=False,\n" in text
+    assert "loss=LOSS,\n        train=False,\n" in text
     assert "steps" not in text
     assert "wrapper" not in text.partition('"""\n\n')[2]
 
@@ -91,7 +93,7 @@ def test_what_the_matrix_says_of_the_model(written):
     """Arguments are in the calls; modules that keep their modes are left alone."""
     text = written("models:other", said={"arguments": {"factory": {"name": "bert"}, "inputs": {"kind": 1}},
                                          "mode_of_modules": "keep"})
-    assert "models.net(hidden=8, device='cpu', name='bert').to(DEVICE, DTYPE)\n" in text
+    assert "FACTORY(hidden=8, device='cpu', name='bert').to(DEVICE, DTYPE)\n" in text
     assert "    {'kind': 1, 'B': 4},\n" in text
     assert ".train()" not in text
 

@@ -39,6 +39,28 @@ RIGHT = "y.sum()"
 WRONG = "y.sum() + 1 if torch.compiler.is_compiling() else y.sum()"
 
 
+ODD_MODELS = """
+import dataclasses, random
+import torch
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    y: torch.Tensor
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        y = self.layer(x["x"] if isinstance(x, dict) else x)
+        return RESULT
+
+def rows(B): return torch.randn(B, 8)
+def one_dict(B): return ({"x": torch.randn(B, 8)},)
+def distance(output, batch): return (output - batch["x"]).square().mean()
+"""
+
+
 @pytest.fixture
 def lone_tests(tmp_path, monkeypatch):
     """Writes the file for a cell and gives its functions, as a Python without this package would have them."""
@@ -102,3 +124,55 @@ def test_the_other_test_is_skipped_without_this_package(lone_tests, monkeypatch)
     monkeypatch.setitem(sys.modules, "pytest_torchcompile", None)
     with pytest.raises(pytest.skip.Exception, match="could not import 'pytest_torchcompile'"):
         functions["test_net"]()
+
+
+@pytest.fixture
+def odd_tests(tmp_path, monkeypatch):
+    """Writes the file for a training in the module ``name``, and gives its functions."""
+    def write(result, name="odd", inputs="rows", loss=None):
+        (tmp_path / f"{name}.py").write_text(ODD_MODELS.replace("RESULT", result))
+        entry = ModelEntry("net", f"{name}:Net", f"{name}:{inputs}", loss and f"{name}:{loss}",
+                           {"B": Dim(buckets=(4,))})
+        cell = Cell(model="net", backend="eager", phase="training")
+        text = reproduction_text(cell, entry, tmp_path, tmp_path / "test_it.py", {"equivalence": "wrong"}, {})
+        functions = {"__file__": str(tmp_path / "test_it.py")}
+        exec(compile(text, "test_it.py", "exec"), functions)
+        return functions
+
+    monkeypatch.setattr("sys.path", [*sys.path])
+    with inductor.patch(fallback_random=False):
+        yield write
+    for name in NAMES_OF_FILE:
+        sys.modules.pop(name, None)
+    sys.modules.pop("odd", None)
+
+
+NAMES_OF_FILE = ("model", "run", "call", "batch")
+
+
+@pytest.mark.filterwarnings("ignore:")  # Dynamo warns of Python's draws
+@pytest.mark.parametrize("result", ["y.argmax(-1)", "y.detach()", "Slots(y)", "y * random.random()"])
+def test_torch_alone_passes_for_right_models(odd_tests, result):
+    """No gradients, outputs without a ``__dict__``, draws of Python: eager on both sides."""
+    odd_tests(result)["test_net_with_torch_alone"]()
+
+
+@pytest.mark.parametrize("name", NAMES_OF_FILE)
+def test_a_module_may_have_the_name_of_a_variable(odd_tests, name):
+    """Both tests of a file call what they took from it before their own names were there."""
+    functions = odd_tests("y", name)
+    functions["test_net_with_torch_alone"]()
+    functions["test_net"]()
+
+
+def test_torch_alone_gives_the_loss_the_dict_that_is_the_only_argument(odd_tests):
+    odd_tests("y", inputs="one_dict", loss="distance")["test_net_with_torch_alone"]()
+
+
+@pytest.mark.parametrize("beside", ["x[:0]", "y.masked_fill(y > 0, -float('inf'))"], ids=["empty", "masked"])
+def test_torch_alone_has_gradients_beside_outputs_without_a_mean(odd_tests, beside):
+    """One mean that is NaN would make all of them NaN, and so equal."""
+    functions = odd_tests(f"(y, {beside})")
+    model = functions["FACTORY"]()
+    results = functions["run"](model, functions["INPUTS"](4), 0)
+    assert results["gradient of layer.weight"].isfinite().all()

@@ -85,8 +85,16 @@ class CheckItem(pytest.Item):
     @property
     def rerun_command(self) -> str:
         """The command that runs this item again."""
-        given = self.parent.parent.session_of.settings.matrix
-        return f"pytest --compile-matrix={given} '{self.nodeid}'"
+        settings = self.parent.parent.session_of.settings
+        words = [f"pytest --compile-matrix={settings.matrix}"]
+        # What was named for this run alone is needed for the item to be there, and to draw what it drew.
+        if settings.checks:
+            words.append(f"--compile-checks={','.join(settings.checks)}")
+        if settings.fuzz.seed:
+            words.append(f"--compile-fuzz-seed={settings.fuzz.seed}")
+        if settings.fuzz.settings:
+            words.append(f"--compile-fuzz-settings={','.join(settings.fuzz.settings)}")
+        return " ".join([*words, f"'{self.nodeid}'"])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The text of a check's failure as it is, without a traceback through this file."""

@@ -95,6 +95,17 @@ def test_errors_and_crashes(repo):
     assert "located" not in json.dumps(known)
 
 
+def test_the_command_has_what_this_run_alone_was_given(repo):
+    """Without them the item would not be there, or would draw other sequences."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("models:scaled", "models:refuses").replace('[none, checkpoint, regional, "models:own"]',
+                                                                         "[none]"))
+    given = ["--compile-checks=graph_breaks,compiles", "--compile-fuzz-seed=3",
+             "--compile-fuzz-settings=torch._dynamo.config.recompile_limit=9"]
+    result = repo.run(*given)
+    result.stdout.fnmatch_lines([f"  again  pytest --compile-matrix=* {' '.join(given)} '*::compiles'"])
+
+
 def test_files_of_an_earlier_run_do_not_stay(repo):
     """What passes now has no file."""
     repo.models(MODELS)

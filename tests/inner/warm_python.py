@@ -63,6 +63,8 @@ with open(sys.argv[1], encoding="utf-8") as file:
 """
 """Runs this file without its name. Its frames lie below those of all forks, and torch reads the files of frames."""
 _MOST_FILES = 8
+_WIDTH = 16
+"""Bytes of a number in a message."""
 _FAR = 200
 """Numbers of files from here on are nobody's: what a command is given has lower ones."""
 
@@ -116,7 +118,7 @@ class ForkedPython:
             if not select.select([self._channel], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             # Nothing comes where the process between was killed, with the whole group.
-            self.returncode = int(self._channel.recv(32) or -signal.SIGKILL)
+            self.returncode = int(_read_number(self._channel) or -signal.SIGKILL)
             self._channel.close()
         return self.returncode
 
@@ -147,7 +149,16 @@ def start_python(address: str, args: Sequence[str], *, stdin: Any = None, stdout
                   "session": start_new_session}
         channel.sendall(json.dumps(wanted).encode())
         channel.shutdown(socket.SHUT_WR)
-        return ForkedPython(args, channel, int(channel.recv(32)))
+        return ForkedPython(args, channel, int(_read_number(channel)))
+
+
+def _number_text(number: int) -> bytes:
+    """Of one width: two that are sent at once arrive as one piece."""
+    return f"{number:{_WIDTH}}".encode()
+
+
+def _read_number(channel: socket.socket) -> bytes:
+    return channel.recv(_WIDTH, socket.MSG_WAITALL)
 
 
 def is_alike(address: str, args: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -211,11 +222,11 @@ def _keep_fork(channel: socket.socket) -> dict[str, Any]:
     if not pid:
         channel.close()
         return {**json.loads(told), "given": given}
-    channel.sendall(str(pid).encode())
+    channel.sendall(_number_text(pid))
     _, status = os.waitpid(pid, 0)
     # Who asked may have been killed meanwhile.
     with contextlib.suppress(OSError):
-        channel.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+        channel.sendall(_number_text(os.waitstatus_to_exitcode(status)))
     os._exit(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -102,3 +103,13 @@ with open("command", "wb") as file:
     assert told == [str(threads), str(repo.path / "cache")]
     # A fork keeps the command line of the interpreter that it is one of.
     assert (b"warm python" in (repo.path / "command").read_bytes()) == (threads is None)
+
+
+def test_two_numbers_that_are_sent_at_once_are_two():
+    """A process that has ended before anybody read its number: the number and its end arrive together."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(warm_python._number_text(12345) + warm_python._number_text(-9))
+        assert [int(warm_python._read_number(here)) for _ in range(2)] == [12345, -9]
+        there.close()
+        assert warm_python._read_number(here) == b""

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 __all__ = ["Batch", "KeptBatch", "source_of"]
 
 # What users write on a tensor with torch._dynamo.mark_dynamic, mark_static and their kin (torch 2.8 to 2.13,
-# _dynamo/decorators.py). `_dynamo_propagated_dynamic_indices` is torch's own note about an earlier call and
-# changes what a later one compiles, so that a copy must not have it.
+# _dynamo/decorators.py).
 _MARKS = (
     "_dynamo_dynamic_indices",
     "_dynamo_dynamic_range",
@@ -29,6 +28,9 @@ _MARKS = (
     "_dynamo_weak_dynamic_indices",
     "_specialize_on",
 )
+_NOTED_BY_TORCH = "_dynamo_propagated_dynamic_indices"
+"""Torch's own note about an earlier call (the same file). It changes what a later one compiles, so that neither a copy
+has it nor a batch that is filled again."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SHARED = (torch.nn.Module, torch.Generator, ModuleType, FunctionType, type)
 
@@ -84,7 +86,8 @@ class Batch:
         """Write the values of another batch into the tensors of this one; False where they don't go in.
 
         Both must have one structure, the same Python values, and plain tensors of the same form. None of this one may
-        have become part of an autograd graph, or have got a hook or an attribute. As in a clone, none has a gradient.
+        have become part of an autograd graph, or have got a hook or an attribute. As in a clone, none has a gradient or
+        torch's note about an earlier call.
         """
         mine, structure = pytree.tree_flatten(self.value)
         theirs, other_structure = pytree.tree_flatten(other.value)
@@ -98,6 +101,7 @@ class Batch:
                     target.copy_(source)
                     # A model that calls backward() itself would add to that of the call before.
                     target.grad = None
+                    vars(target).pop(_NOTED_BY_TORCH, None)
         return True
 
     def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

@@ -184,6 +184,15 @@ def test_a_batch_is_refilled_in_place():
     assert [tensor.tolist() for tensor in tensors] == [[[7.0] * 3] * 2, [1.0, 1.0]]
 
 
+def test_a_refilled_batch_has_no_note_of_torchs():
+    """It is about the call before, and changes what the next one compiles."""
+    kept = KeptBatch(Batch.of(torch.ones(2)))
+    (tensor,) = kept.batch.tensors()
+    tensor._dynamo_propagated_dynamic_indices = {0}
+    assert kept.refill(Batch.of(torch.zeros(2)))
+    assert not hasattr(tensor, "_dynamo_propagated_dynamic_indices")
+
+
 def test_a_refilled_batch_has_no_gradients():
     """As a clone has none: a model that calls backward() would add to what is there."""
     kept = Batch.of(torch.ones(2, requires_grad=True))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.contract.mutations.torch_settings import setting_value
 from pytest_torchcompile.contract.stand_in import linear_stand_ins
 from pytest_torchcompile.culprit.culprit_record import Culprit
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
-from pytest_torchcompile.fuzz.fuzz_options import setting_value
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.fuzz.search import Budget
 
-__all__ = ["FuzzOptions", "ran_out", "setting_value"]
+__all__ = ["FuzzOptions", "ran_out"]
 
 SECONDS: Final = 60.0
 """Wall seconds for each cell or test, where nobody says."""
@@ -91,18 +90,6 @@ def ran_out(spent: str) -> str:
     if spent == "seconds":
         text += "; give more: --compile-fuzz-seconds"
     return text
-
-
-def setting_value(text: str) -> Any:
-    """What a setting is set to: a number, True, False or None as Python writes them, else the word itself.
-
-    >>> setting_value("True"), setting_value("-1"), setting_value("0.5"), setting_value("off")
-    (True, -1, 0.5, 'off')
-    """
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _read_settings(text: str) -> tuple[str, ...]:

@@ -169,6 +169,7 @@ def test_drafts():
     assert "Eager itself shows it" in hunt_report.issue_draft(crash, "ended by signal SIGSEGV")
 
 
+@pytest.mark.needs_torch
 def test_a_draft_says_which_other_versions_show_it():
     told = HuntFinding("a", "layer_0", record(moved="compiled"), 1)
     elsewhere = {"torch 2.11.0 of /old/python": "", "torch 2.14.0 of /new/python": "a\n4 off"}
@@ -178,6 +179,7 @@ def test_a_draft_says_which_other_versions_show_it():
     assert "The compiled side is further from what is expected.\n" in draft
 
 
+@pytest.mark.needs_torch
 def test_the_torch_of_another_python(tmp_path):
     assert hunt_report.torch_version_of(sys.executable) == version("torch")
     with pytest.raises(UsageError, match=r"it does not run \(FileNotFoundError\); expected a Python that has torch"):

@@ -26,7 +26,7 @@ def test_its_source_needs_torch_alone(name):
     source = copied_source(mutation(name).act)
     imported = [line.split()[1].partition(".")[0] for line in source.splitlines()
                 if line.startswith(("import ", "from "))]
-    assert set(imported) <= {"__future__", "torch", "typing", "functools", "contextvars", "threading", "copy",
+    assert set(imported) <= {"__future__", "ast", "torch", "typing", "functools", "contextvars", "threading", "copy",
                              "importlib"}
     known: dict[str, object] = {}
     exec(source, known)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from typing import Any
 
 from pytest_torchcompile.contract.mutation import Mutation
-from pytest_torchcompile.fuzz.fuzz_options import setting_value
 
-__all__ = ["MUTATION"]
+__all__ = ["MUTATION", "setting_value"]
+
+
+def setting_value(text: str) -> Any:
+    """What a setting is set to: a number, True, False or None as Python writes them, else the word itself.
+
+    >>> setting_value("True"), setting_value("-1"), setting_value("0.5"), setting_value("off")
+    (True, -1, 0.5, 'off')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def torch_settings(choice: str, device: str) -> Any:

@@ -34,7 +34,8 @@ NEEDS_TORCH = {
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces", "gauges/library_operators",
+    "contract/mutations", "contract/mutations/torch_settings", "artifacts/routes", "gauges",
+    "gauges/code_pieces", "gauges/library_operators",
     "gauges/peaks_file", "gauges/quietness",
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",

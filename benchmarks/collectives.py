@@ -2,8 +2,7 @@
 
 Counted as they are dispatched to c10d, over gloo, in the third step. Bytes are those of the largest argument of each
 call, which is the whole one: gathered, or before it is scattered. A functional all_gather has its shard alone there,
-and counts times the ranks. PP's output, which our wrapper broadcasts so that
-it can be compared, is left out.
+and counts times the ranks. PP's output, which our wrapper broadcasts so that it can be compared, is left out.
 
     python benchmarks/collectives.py
 """

@@ -205,9 +205,11 @@ def _can_be_refilled(target: Any, source: Any) -> bool:
         return False
     if not target.is_leaf or not source.is_leaf or target.requires_grad != source.requires_grad:
         return False
-    form, other = (target.shape, target.stride(), target.dtype, target.device), (
-        source.shape, source.stride(), source.dtype, source.device)
-    return form == other
+    return _form_of(target) == _form_of(source)
+
+
+def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _copy_marks(source: torch.Tensor, target: torch.Tensor) -> None:

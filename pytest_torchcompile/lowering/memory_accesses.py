@@ -30,8 +30,9 @@ def accesses_of(
     """
     memory = _KernelMemory()
     for node, origin in zip(nodes, origins, strict=True):
-        memory.add_reads(node)
-        memory.add_writes(node, origin)
+        touching = _mutated_by(node), _Loops.of(node), _numbers_read(node)
+        memory.add_reads(node, *touching)
+        memory.add_writes(node, origin, *touching)
     reads = [_tensor_of(name, found, "") for name, found in memory.read.items()]
     writes = []
     for name, found in memory.written.items():
@@ -55,9 +56,8 @@ class _KernelMemory:
         self._parts: dict[str, list[_Access]] = {}
         """Writes into a part, by the memory that it lies in."""
 
-    def add_reads(self, node: Any) -> None:
+    def add_reads(self, node: Any, mutated: frozenset[str], loops: _Loops, numbers: frozenset[Any]) -> None:
         """Note what a node reads, before what it writes."""
-        mutated, loops, numbers = _mutated_by(node), _Loops.of(node), _numbers_read(node)
         for dependency in node.read_writes.reads:
             if _only_ordered(dependency, mutated):
                 continue
@@ -76,9 +76,9 @@ class _KernelMemory:
         # Of memory that it wrote a part of in place it may read the rest, which others have written.
         return actual in self.in_place and _touched(access, _whole_of(actual)) > 0
 
-    def add_writes(self, node: Any, origin: str) -> None:
+    def add_writes(self, node: Any, origin: str, mutated: frozenset[str], loops: _Loops,
+                   numbers: frozenset[Any]) -> None:
         """Note what a node writes."""
-        mutated, loops, numbers = _mutated_by(node), _Loops.of(node), _numbers_read(node)
         for dependency in node.read_writes.writes:
             for actual in _memory_of(dependency.name):
                 access = _Access(dependency, loops.outer, numbers=numbers)

@@ -208,9 +208,9 @@ def _compare_measures(name: str, eager: list[list[float]], compiled: list[list[f
             other_unit = _unit_of_steady(theirs, max(sample[_SCALE] for sample in compiled))
         leaf = _compare_means(f"{measure} of {name}", mine, theirs, unit)
         # Where no draw reaches the measure on either side, it varies by rounding, and as the order of sums has it.
-        rounds = unit > 0 and other_unit > 0
+        only_rounding = unit > 0 and other_unit > 0
         # Where the means are apart already, the variances need not be asked.
-        if not leaf.message and not rounds:
+        if not leaf.message and not only_rounding:
             leaf = _compare_spreads(leaf, mine, theirs)
         yield leaf
 

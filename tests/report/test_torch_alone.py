@@ -61,6 +61,14 @@ def distance(output, batch): return (output - batch["x"]).square().mean()
 """
 
 
+def functions_of(cell, entry, folder):
+    """What the file that is written for a cell defines."""
+    text = reproduction_text(cell, entry, folder, folder / "test_it.py", {"equivalence": "wrong"}, {})
+    functions = {"__file__": str(folder / "test_it.py")}
+    exec(compile(text, "test_it.py", "exec"), functions)
+    return functions
+
+
 @pytest.fixture
 def lone_tests(tmp_path, monkeypatch):
     """Writes the file for a cell and gives its functions, as a Python without this package would have them."""
@@ -70,10 +78,7 @@ def lone_tests(tmp_path, monkeypatch):
         cell = Cell(model="net", user=(("width", 8),), **{"backend": "eager", **axes})
         loss = loss and f"{name}:{loss}"
         entry = ModelEntry("net", f"{name}:Net", f"{name}:{inputs}", loss, {"B": Dim(buckets=(4, 6))})
-        text = reproduction_text(cell, entry, tmp_path, tmp_path / "test_it.py", {"equivalence": "wrong"}, {})
-        functions = {"__file__": str(tmp_path / "test_it.py")}
-        exec(compile(text, "test_it.py", "exec"), functions)
-        return functions
+        return functions_of(cell, entry, tmp_path)
 
     monkeypatch.setattr("sys.path", [*sys.path])
     with inductor.patch(fallback_random=False):
@@ -126,6 +131,9 @@ def test_the_other_test_is_skipped_without_this_package(lone_tests, monkeypatch)
         functions["test_net"]()
 
 
+NAMES_OF_FILE = ("model", "run", "call", "batch")
+
+
 @pytest.fixture
 def odd_tests(tmp_path, monkeypatch):
     """Writes the file for a training in the module ``name``, and gives its functions."""
@@ -134,10 +142,7 @@ def odd_tests(tmp_path, monkeypatch):
         entry = ModelEntry("net", f"{name}:Net", f"{name}:{inputs}", loss and f"{name}:{loss}",
                            {"B": Dim(buckets=(4,))})
         cell = Cell(model="net", backend="eager", phase="training")
-        text = reproduction_text(cell, entry, tmp_path, tmp_path / "test_it.py", {"equivalence": "wrong"}, {})
-        functions = {"__file__": str(tmp_path / "test_it.py")}
-        exec(compile(text, "test_it.py", "exec"), functions)
-        return functions
+        return functions_of(cell, entry, tmp_path)
 
     monkeypatch.setattr("sys.path", [*sys.path])
     with inductor.patch(fallback_random=False):
@@ -145,9 +150,6 @@ def odd_tests(tmp_path, monkeypatch):
     for name in NAMES_OF_FILE:
         sys.modules.pop(name, None)
     sys.modules.pop("odd", None)
-
-
-NAMES_OF_FILE = ("model", "run", "call", "batch")
 
 
 @pytest.mark.filterwarnings("ignore:")  # Dynamo warns of Python's draws

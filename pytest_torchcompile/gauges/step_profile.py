@@ -7,6 +7,7 @@ A *kernel* on a CPU is an operator call that computes: no view, no allocation, a
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ _ALLOCATES: Final = frozenset({
     "new_empty", "new_empty_strided", "resize_", "result_type", "set_",
 })
 """ATen operators that make or read memory and compute nothing, though their schema is none of a view."""
+
+_MOST_TIMES: Final = 20
+"""Repetitions of the shortest steps: each has some hundred events to be read."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,15 @@ class StepProfile:
         return seconds / self.seconds if self.seconds else 0.0
 
 
-def profile_step(step: Callable[[], object], times: int = 3) -> StepProfile:
+def profile_step(step: Callable[[], object], times: int = 3, seconds: float = 0.03) -> StepProfile:
     """Profile ``step``, warm, ``times`` over; the shortest counts, for what interrupts a step only makes it longer.
 
-    All in one session: the first step of a session takes longer, because the profiler itself is cold.
+    Short steps are repeated until ``seconds`` have passed, for one interruption outlasts three of them. All in one
+    session: the first step of a session takes longer, because the profiler itself is cold.
     """
     # The markers are opened by the hooks of a ledger.
     with observe():
-        events = list(_record_events(step, times))
+        events = list(_record_events(step, times, seconds))
     return min(map(_read_events, _by_step(events)), key=_seconds_of)
 
 
@@ -89,14 +94,16 @@ def _seconds_of(profile: StepProfile) -> float:
     return profile.seconds
 
 
-def _record_events(step: Callable[[], object], times: int) -> Iterable[FunctionEvent]:
+def _record_events(step: Callable[[], object], times: int, seconds: float) -> Iterable[FunctionEvent]:
     import torch
 
     profiler = torch.autograd.profiler
     with marked_graphs(), profiler.profile(use_cpu=True) as profile:
-        for _ in range(times):
+        end, run = time.perf_counter() + seconds, 0
+        while run < times or (run < _MOST_TIMES and time.perf_counter() < end):
             with profiler.record_function(CALL):
                 step()
+            run += 1
     return profile.function_events or ()
 
 

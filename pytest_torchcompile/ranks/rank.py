@@ -140,7 +140,9 @@ class Rank:
         message = "the process is gone"
         if status_file.exists():
             message = _how_it_ended(int(status_file.read_text(encoding="ascii")))
-        evidence = "\n".join(filter(None, (_read_stacks(self._process_file("stacks")), self.log)))
+        stacks = _read_stacks(self._process_file("stacks"))
+        message += _innermost_place(stacks)
+        evidence = "\n".join(filter(None, (stacks, self.log)))
         self.close()
         return RankOutcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
 
@@ -209,6 +211,23 @@ def _read_stacks(path: Path) -> str:
     if len(lines) > STACK_LINES:
         lines = [*lines[:STACK_LINES], "  ..."]
     return "\n".join(lines).strip()
+
+
+def _innermost_place(stacks: str) -> str:
+    """`` in conv2d (torch/nn/functional.py:549)``, of the thread that a signal has ended; empty where none was written.
+
+    A thread of C++ alone has no frame of Python.
+    """
+    _, current, stack = stacks.partition("Current thread")
+    if not current:
+        return ""
+    frame = re.search(r'^  File "(.*)", line (\d+) in (.+)$', stack, re.MULTILINE)
+    if frame is None:
+        return " in a thread that runs no Python"
+    file, line, function = frame.groups()
+    inside = re.split(r"[/\\](?:site|dist)-packages[/\\]", file)
+    shown = inside[-1] if len(inside) > 1 else "/".join(re.split(r"[/\\]", file)[-2:])
+    return f" in {function} ({shown}:{line})"
 
 
 _PACKAGE = Path(__file__).parent.parent

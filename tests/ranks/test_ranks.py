@@ -14,7 +14,7 @@ import pytest
 from pytest_torchcompile import system
 from pytest_torchcompile.ranks import listeners, serving, zygote
 from pytest_torchcompile.ranks import rank as rank_module
-from pytest_torchcompile.ranks.rank import Rank, _how_it_ended, _read_stacks
+from pytest_torchcompile.ranks.rank import Rank, _how_it_ended, _innermost_place, _read_stacks
 from pytest_torchcompile.ranks.zygotes import Zygote
 
 pytestmark = pytest.mark.needs_torch
@@ -114,6 +114,29 @@ def test_a_rank_looks_for_garbage_less_often(tmp_path):
 def test_how_a_process_ended(code, text):
     """The exit code in words; the last one is of Windows."""
     assert _how_it_ended(code) == text
+
+
+STACK = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 2965 in group_norm
+  File "/home/me/models.py", line 41 in forward
+"""
+
+
+@pytest.mark.parametrize(("stacks", "place"), [
+    (STACK, " in group_norm (torch/nn/functional.py:2965)"),
+    (STACK.replace("/venv/lib/python3.11/site-packages/torch/nn", "/home/me/nets"),
+     " in group_norm (nets/functional.py:2965)"),
+    ('Thread 0x01 (most recent call first):\n  File "/a/b.py", line 1 in waits\n\n' + STACK,
+     " in group_norm (torch/nn/functional.py:2965)"),
+    ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+     "  <no Python frame>\n", " in a thread that runs no Python"),
+    ("", ""),
+])
+def test_where_a_process_ended(stacks, place):
+    """The innermost frame of the thread that the signal has ended, which a log that shows one line has too."""
+    assert _innermost_place(stacks) == place
 
 
 def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):

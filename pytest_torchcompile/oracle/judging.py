@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
 
+from pytest_torchcompile.oracle.error_tally import ErrorTally, split_leaf
 from pytest_torchcompile.oracle.estimate import (
-    SEEN,
     Estimate,
     Scale,
     as_real,
@@ -24,8 +23,8 @@ from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
 
-__all__ = ["BIAS_FLOOR", "HALF", "excused_difference", "grain_of", "judge_beside_orders",
-           "judge_discrete", "judge_numbers", "with_values"]
+__all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
+           "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -34,12 +33,6 @@ _UNFIT = 32.0
 # From so many on it is no chance any more: something rounds in eager that nobody knows, such as a plain number that is
 # given to an operator. HF's mobilenet_v2 has a batch norm with a momentum of 0.997, which float32 does not hold.
 _ASIDE = 2.0
-HALF: Final = 0.5
-"""An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
-
-Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0."""
-# What is left where values cancel exactly, as of a softmax over one value, is no larger than this share of the others.
-_RESOLVED: Final = 2.0**-44
 # Times what the worst of a few orders of summation is off: compiled code may have yet another one.
 _OTHER_ORDERS: Final = 2.0
 # Share of the limit of ``bias`` that is left to the elements that are not off. The ones that were shifted the most have
@@ -196,109 +189,6 @@ def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, refe
     return leaf
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """A piece of a leaf, flat."""
-
-    exact: torch.Tensor
-    """Finite: zero where the expected value is not."""
-    is_finite: torch.Tensor
-    noise: torch.Tensor
-    jumps: torch.Tensor
-
-    def error_of(self, compiled: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """How far compiled values are off; zero where one of the three is not finite."""
-        use = self.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
-        return (compiled.double() - self.exact).where(use, 0.0)
-
-    def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
-        """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
-        return torch.where(self.jumps, ratio / SEEN, ratio)
-
-
-def _split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[_Stretch, tuple[torch.Tensor, ...]]]:
-    """The leaf in pieces, with the same stretch of some other tensors."""
-    for value, spread, reach, mine, *rest in split_pieces(
-        scale.centre, scale.spread, scale.reach, scale.eager, *others
-    ):
-        exact = finite_values(value.double())
-        yield _Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)
-
-
-@dataclass
-class _Tally:
-    """What a leaf's errors come to, gathered piece by piece so that memory stays that of one piece."""
-
-    limits: Limits
-    systematic: Projections
-    """Errors beside expected values, for the systematic offset."""
-    largest: float
-    """Of the expected values, infinities aside."""
-    typical: float
-    """Expected values below this size count as this size."""
-    elements_seen: int = 0
-    error_squares: float = 0.0
-    """Of errors, each over its noise, summed."""
-    zero_squares: float = 0.0
-    """The same of a leaf of zeros in the place of the compiled one."""
-    zero_peak: float = 0.0
-    """The largest error over noise of that leaf of zeros."""
-    peak: float = 0.0
-    """The largest error over noise, and the place of its element."""
-    worst: int = 0
-    first_beyond: int | None = None
-    """The place of the first element beyond the limit of ``peak``."""
-    wrong: int = 0
-    """Elements beyond the limit of ``rms``."""
-    lost: int = 0
-    """Those of them that zero would be as near to: see :data:`HALF`."""
-    blind: int = 0
-    """Elements of which noise hides all."""
-    farthest: float = 0.0
-    """The largest error in the leaf's own unit, and that of the elements which are off."""
-    farthest_off: float = 0.0
-
-    def add(self, part: _Stretch, compiled: torch.Tensor, eager: torch.Tensor) -> None:
-        """Go on by the next piece."""
-        error = part.error_of(compiled, eager)
-        # An element that jumps is off by chance one way or the other: it says nothing of a systematic offset.
-        self.systematic.add(error.where(~part.jumps, 0.0), part.exact)
-        distance, size = error.abs(), part.exact.abs()
-        ratio, signal = distance / part.noise, size / part.noise
-        self.error_squares += float(part.usual_ratio(ratio).square().sum())
-        self.zero_squares += float(part.usual_ratio(signal).square().sum())
-        self.zero_peak = max(self.zero_peak, float(signal.amax()))
-        self.blind += int((part.noise * self.limits.rms >= size.clamp(min=self.typical)).sum())
-        self._count_wrong(distance, size, ratio, signal)
-        self.farthest = max(self.farthest, float(distance.amax()))
-        self.farthest_off = max(self.farthest_off, float(distance.where(ratio > OFF, 0.0).amax()))
-        self._place(ratio)
-        self.elements_seen += compiled.numel()
-
-    def _count_wrong(self, distance: torch.Tensor, size: torch.Tensor, ratio: torch.Tensor,
-                     signal: torch.Tensor) -> None:
-        """Count what is wrong and what is lost; ``ratio`` and ``signal`` are distance and size over noise."""
-        off = ratio > self.limits.rms
-        self.wrong += int(off.sum())
-        # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
-        there = (signal > self.limits.rms) & (size > _RESOLVED * self.largest)
-        self.lost += int((off & there & (distance >= HALF * size)).sum())
-
-    def _place(self, ratio: torch.Tensor) -> None:
-        """Remember the worst element, and the first that is beyond the limit."""
-        top = float(ratio.amax())
-        if top > self.peak:
-            self.peak, self.worst = top, self.elements_seen + int(ratio.argmax())
-        if self.first_beyond is None and top > self.limits.peak:
-            self.first_beyond = self.elements_seen + int((ratio > self.limits.peak).nonzero()[0])
-
-    @property
-    def zeros_would_pass(self) -> bool:
-        """Whether a leaf of zeros would pass for the compiled one too."""
-        most_rms, _, _ = self.limits.of(self.elements_seen)
-        return bool((self.zero_squares / self.elements_seen) ** 0.5 <= most_rms and self.zero_peak <= self.limits.peak)
-
-
 def _measure_error(
     leaf: Leaf, e: torch.Tensor, c: torch.Tensor, scale: Scale, limits: Limits, estimate: Estimate | None = None
 ) -> Leaf:
@@ -309,8 +199,8 @@ def _measure_error(
     leaf = _compare_not_finite(replace(leaf, draws=scale.draws), e, c, scale.centre, brink)
     if leaf.message:
         return leaf
-    tally = _Tally(limits, Projections(scale.weights), _largest_value(scale), scale.levels.typical)
-    for part, (compiled, eager) in _split_leaf(scale, c, e):
+    tally = ErrorTally(limits, Projections(scale.weights), _largest_value(scale), scale.levels.typical)
+    for part, (compiled, eager) in split_leaf(scale, c, e):
         tally.add(part, compiled, eager)
     shown = tally.worst if tally.first_beyond is None else tally.first_beyond
     leaf = with_values(leaf, shown, e, c, scale.centre)
@@ -336,7 +226,7 @@ def _measure_error(
 def _bias_of_near(e: torch.Tensor, c: torch.Tensor, scale: Scale, floor: float) -> float:
     """The systematic offset of the elements that are not off, over the noise's."""
     systematic = Projections(scale.weights)
-    for part, (compiled, eager) in _split_leaf(scale, c, e):
+    for part, (compiled, eager) in split_leaf(scale, c, e):
         error = part.error_of(compiled, eager)
         near = ~part.jumps & (error.abs() / part.noise <= OFF)
         systematic.add(error.where(near, 0.0), part.exact)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["Levels", "Noise", "Projections", "root_sum_square", "sample_elements"]
+__all__ = ["Levels", "Noise", "Projections", "read_numbers", "root_sum_square", "sample_elements"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
@@ -35,7 +35,7 @@ class Levels:
         magnitude, loudness = _exponents(value), _exponents(noise)
         # Noise without an end says nothing of the other elements, and has no middle.
         loudness.masked_fill_(loudness == _ENDLESS, 0)
-        self._top, loudest = int(magnitude.amax()), int(loudness.amax())
+        self._top, loudest = map(int, read_numbers(magnitude.amax(), loudness.amax()))
         self._table: torch.Tensor | None = None
         if loudest:
             is_still = loudness == 0
@@ -124,6 +124,13 @@ def root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     return root
 
 
+def read_numbers(*numbers: torch.Tensor) -> list[float]:
+    """The values of some scalars, which a GPU is waited for once; counts are exact up to 2**53."""
+    doubles = [number.double() for number in numbers]
+    values: list[float] = torch.stack(doubles).tolist()
+    return values
+
+
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:
     """The exponent of float64 plus 1023; 0 for zero (and what is too small for a normal number)."""
     return tensor.double().view(torch.int64).bitwise_right_shift(52).bitwise_and_(0x7FF)
@@ -174,8 +181,8 @@ class Projections:
         """Take one piece in: the error and the exact values, both finite."""
         weights = self._levels.weights(exact)
         error, exact = error * weights, exact * weights
-        self.add_sums(float(error.dot(error)), float(error.dot(exact)), float(error.sum()), float(exact.dot(exact)),
-                      error.numel())
+        squares, along, offset, size = read_numbers(error.dot(error), error.dot(exact), error.sum(), exact.dot(exact))
+        self.add_sums(squares, along, offset, size, error.numel())
 
     def add_sums(self, squares: float, along: float, offset: float, size: float, count: int) -> None:
         """Take one piece in, of which these are known: squares of the weighted errors, their products with the

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pytest_torchcompile.oracle.error_tally import HALF
 from pytest_torchcompile.oracle.estimate import (
     Estimate,
     as_real,
@@ -19,7 +20,7 @@ from pytest_torchcompile.oracle.estimate import (
     split_pieces,
 )
 from pytest_torchcompile.oracle.expected import WIDER, Reference
-from pytest_torchcompile.oracle.judging import BIAS_FLOOR, HALF, grain_of, with_values
+from pytest_torchcompile.oracle.judging import BIAS_FLOOR, grain_of, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of

@@ -78,7 +78,8 @@ def test_each_disaster_is_one_cells_verdict(repo, workers):
     raised = status["models:raises"]["checks"]
     assert "backend says no" in json.dumps(raised["compiles"])
     assert {check["verdict"] for check in raised.values()} == {"fail"}
-    result.stdout.fnmatch_lines(["*segmentation fault (SIGSEGV) in string_at (ctypes/__init__.py:*", "*again  pytest --compile-matrix=*"])
+    crashed = "*segmentation fault (SIGSEGV) in string_at (ctypes/__init__.py:*"
+    result.stdout.fnmatch_lines([crashed, "*again  pytest --compile-matrix=*"])
 
 
 def _pytest(repo, *args):

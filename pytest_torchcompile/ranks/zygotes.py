@@ -48,8 +48,9 @@ WARM_SECONDS_FILE: Final = "warm_seconds"
 ZYGOTES: Final = 2
 """How many a run may have: one, and one more where it was killed."""
 _PREFIX: Final = "torchcompile-"
+_UNLOCKED_PREFIX: Final = "torchcompile_new-"
 _FRESH_SECONDS: Final = 60.0
-"""A folder without an owner that is younger than this may be of a run that begins."""
+"""A folder without a lock that is younger than this may be of a run that begins."""
 _END_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
 _REFUSALS: Final = 3
@@ -71,9 +72,11 @@ class Zygote:
             # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
             parent = Path("/tmp")
         _remove_left_folders(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # It gets its name with the lock in it: another run that begins meanwhile takes one without for left behind.
+        unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
+        self._alive = _open_locked(unlocked / "alive")
+        self.folder = unlocked.rename(parent / unlocked.name.replace(_UNLOCKED_PREFIX, _PREFIX))
         (self.folder / WARM_SECONDS_FILE).write_text(str(warm_seconds), encoding="ascii")
-        self._alive = _open_locked(self.folder / "alive")
         make_pipe(self.folder / "lifeline")
         # For reading too, since to open a FIFO for writing waits for a reader.
         self._lifeline = os.open(self.folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
@@ -241,7 +244,7 @@ def _wait_for_end(folder: Path) -> None:
 
 def _remove_left_folders(parent: Path) -> None:
     """Remove the folders of this user's runs that were killed."""
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for folder in [*parent.glob(f"{_PREFIX}*"), *parent.glob(f"{_UNLOCKED_PREFIX}*")]:
         with contextlib.suppress(OSError):
             status = folder.lstat()
             is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
@@ -253,7 +256,7 @@ def _has_no_owner(folder: Path, status: os.stat_result) -> bool:
     """Whether nobody owns the folder any more."""
     if is_alive(folder):
         return False
-    if (folder / "alive").exists():
+    if folder.name.startswith(_PREFIX) and (folder / "alive").exists():
         return True
     # Of a run that begins, or of a version without that file, whose zygote listens in the folder itself.
     return time.time() - status.st_mtime > _FRESH_SECONDS and not _somebody_listens(folder / "socket")

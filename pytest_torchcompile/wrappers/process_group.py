@@ -52,8 +52,6 @@ def join_group(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Calla
     device = _rank_device(job, cell)
     from torch.distributed.device_mesh import init_device_mesh
 
-    from pytest_torchcompile.wrappers.process_group import all_well, open_store
-
     with _own_caches(cell, f"{job.rank}of{job.world}"):
         store = open_store(job)
         transport = "nccl" if device.type == "cuda" else "gloo"
@@ -68,9 +66,11 @@ def join_group(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Calla
             yield init_device_mesh(device.type, wrapper.shape(job.world), mesh_dim_names=wrapper.axes)
             well = not failed()
         finally:
-            # NCCL's communicators end together: who ends its own waits for ranks that may be waiting for it. After a
-            # failure the group is left to end with the processes, so that each rank can say what it has seen.
-            if device.type == "cpu" or all_well(store, job, well):
+            # A group ends together: of gloo a rank whose peer is gone may die, and who ends NCCL's communicators waits
+            # for ranks that may be waiting for it. After a failure NCCL's group is left to end with the processes, so
+            # that each rank can say what it has seen.
+            went_well = all_well(store, job, well)
+            if device.type == "cpu" or went_well:
                 dist.destroy_process_group()
                 forget_shardings()
 

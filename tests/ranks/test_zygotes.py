@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,9 +189,33 @@ def test_the_second_zygote_ends_with_the_owner(owner):
     assert not folder.exists()
 
 
+def test_a_run_that_begins_is_never_swept(tmp_path, monkeypatch):
+    """Another run that begins looks at the folder in the moment before it is locked, and in that after."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    open_locked = zygotes._open_locked
+
+    def swept_around(path):
+        path.touch()
+        zygotes._remove_left_folders(tmp_path)
+        file = open_locked(path)
+        zygotes._remove_left_folders(tmp_path)
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zygotes, "_open_locked", swept_around)
+        patch.setattr(zygotes, "_start_zygote", lambda folder, number: subprocess.Popen(["true"]))
+        run = zygotes.Zygote(300.0)
+    zygotes._remove_left_folders(tmp_path)
+    assert is_alive(run.folder)
+    assert sorted(path.name for path in run.folder.iterdir()) == ["alive", "lifeline", "warm_seconds"]
+    run.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_the_sweep_leaves(tmp_path):
     """Folders of runs that begin, of other users, of other names, and links."""
-    names = ("torchcompile-begins", "torchcompile-old", "torchcompile-dead", "other-dead", "elsewhere")
+    names = ("torchcompile-begins", "torchcompile-old", "torchcompile-dead", "other-dead", "elsewhere",
+             "torchcompile_new-begins", "torchcompile_new-old")
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
@@ -198,7 +223,10 @@ def test_what_the_sweep_leaves(tmp_path):
     (tmp_path / "elsewhere/alive").touch()
     (tmp_path / "torchcompile-dead/alive").touch()
     (tmp_path / "other-dead/alive").touch()
-    os.utime(tmp_path / "torchcompile-old", (0, 0))
+    # Made, and not locked yet.
+    (tmp_path / "torchcompile_new-begins/alive").touch()
+    for old in ("torchcompile-old", "torchcompile_new-old"):
+        os.utime(tmp_path / old, (0, 0))
     stranger = os.geteuid() == 0
     if stranger:
         (tmp_path / "torchcompile-strange").mkdir()
@@ -206,7 +234,8 @@ def test_what_the_sweep_leaves(tmp_path):
         os.chown(tmp_path / "torchcompile-strange", 4711, 4711)
     zygotes._remove_left_folders(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left - {"torchcompile-strange"} == {"torchcompile-begins", "torchcompile-link", "other-dead", "elsewhere"}
+    assert left - {"torchcompile-strange"} == {"torchcompile-begins", "torchcompile-link", "other-dead", "elsewhere",
+                                               "torchcompile_new-begins"}
     assert ("torchcompile-strange" in left) == stranger
     assert (tmp_path / "elsewhere/file").exists()
 

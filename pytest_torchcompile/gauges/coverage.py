@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.gauges.settled_collectives import settled_collectives
 from pytest_torchcompile.ledger import observe
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def _calls_outside(call: Callable[[], object]) -> Counter[str]:
     import torch
 
     profiler = torch.autograd.profiler
-    with marked_graphs(), profiler.profile(use_cpu=True) as profile, profiler.record_function(CALL):
+    with (marked_graphs(), profiler.profile(use_cpu=True) as profile, settled_collectives(),
+          profiler.record_function(CALL)):  # fmt: skip
         call()
     events = profile.function_events or ()
     # gloo's own threads move data by operators, none of which is the model's: an all_gather's aten::copy_ for each

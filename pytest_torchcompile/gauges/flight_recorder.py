@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["keep_entries", "last_collectives"]
+__all__ = ["count_under_way", "keep_entries", "last_collectives"]
 
 LAST: Final = 10
 """Entries that are told."""
@@ -47,6 +47,13 @@ def last_collectives(since: int) -> str:
         return f"flight recorder: no collective was begun, or none recorded ({given})"
     last = lines[-LAST:]
     return "\n".join([f"flight recorder, the last {len(last)} of {len(lines)} collectives:", *last])
+
+
+def count_under_way(since: int) -> int:
+    """Collectives of gloo that were begun at ``since`` (``time.time_ns()``) or later, and that its threads still do."""
+    entries = [entry for dump in _read_dumps() for entry in dump.get("entries", ())]
+    return sum(entry["time_created_ns"] >= since and entry["profiling_name"].startswith("gloo:")
+               and _progress_of(entry) not in ("completed", "ended") for entry in entries)
 
 
 def _read_dumps() -> list[dict[str, Any]]:

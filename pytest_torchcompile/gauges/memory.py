@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_torchcompile.gauges.settled_collectives import settled_collectives
 from pytest_torchcompile.system import peak_resident_bytes
 
 __all__ = ["Memory", "measure_memory", "memory_growth", "out_of_memory", "release_memory", "sticky_error"]
@@ -92,7 +93,7 @@ def _growth_on_cpu(call: Callable[[], object], device: str) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled, settled_collectives():
         call()
     events = profiled.profiler.kineto_results.events()
     return sum(event.nbytes() for event in events if event.name() == "[memory]")

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.gauges.coverage import CALL, IN_GRAPH, marked_graphs
+from pytest_torchcompile.gauges.settled_collectives import settled_collectives
 from pytest_torchcompile.gauges.user_python import UserPython
 from pytest_torchcompile.ledger import observe
 
@@ -98,7 +99,7 @@ def _record_events(step: Callable[[], object], times: int, seconds: float) -> It
     import torch
 
     profiler = torch.autograd.profiler
-    with marked_graphs(), profiler.profile(use_cpu=True) as profile:
+    with marked_graphs(), profiler.profile(use_cpu=True) as profile, settled_collectives():
         end, run = time.perf_counter() + seconds, 0
         while run < times or (run < _MOST_TIMES and time.perf_counter() < end):
             with profiler.record_function(CALL):

@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from pytest_torchcompile.gauges import flight_recorder
-from pytest_torchcompile.gauges.flight_recorder import keep_entries, last_collectives
+from pytest_torchcompile.gauges.flight_recorder import count_under_way, keep_entries, last_collectives
 from pytest_torchcompile.ranks import listeners
 
 pytestmark = pytest.mark.needs_torch
@@ -40,6 +40,17 @@ def recorders(monkeypatch):
                 dump = json.dumps({"version": "2.10", "entries": entries[name]}).encode()
                 monkeypatch.setattr(c10d, name, lambda collectives, active, dump=dump: dump, raising=False)
     return plant
+
+
+def test_gloo_is_under_way_until_it_has_retired_a_collective(recorders):
+    """NCCL's communicators write no events of the profiler, and what began before is nobody's."""
+    recorders(**{NCCL: [entry(4)], GENERIC: [
+        entry(1, "gloo:all_reduce"), entry(2, "gloo:all_reduce", retired=True), entry(3, "gloo:all_gather"),
+        entry(4, "gloo:barrier", state="completed"),
+    ]})
+    assert count_under_way(0) == 2
+    assert count_under_way(2 * 10**9) == 1
+    assert count_under_way(4 * 10**9) == 0
 
 
 def test_an_entry_is_a_line(recorders):

@@ -206,7 +206,7 @@ def _read_stacks(path: Path) -> str:
         return ""
     lines: list[str] = []
     for thread in re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE):
-        if not _waits_for_other_side(thread) and not _is_ending(thread):
+        if not (_waits_for_other_side(thread) or _is_ending(thread) or _watches_progress_bars(thread)):
             lines += [line for line in thread.splitlines() if not _is_own_line(line)]
     if len(lines) > STACK_LINES:
         lines = [*lines[:STACK_LINES], "  ..."]
@@ -248,6 +248,11 @@ def _waits_for_other_side(thread: str) -> bool:
     """
     room = Path(__file__).parent.name
     return os.path.join(room, _LISTENERS) in thread
+
+
+def _watches_progress_bars(thread: str) -> bool:
+    """Whether it is tqdm's, which runs beside everything from a process' first progress bar on."""
+    return os.path.join("tqdm", "_monitor.py") in thread
 
 
 def _is_ending(thread: str) -> bool:

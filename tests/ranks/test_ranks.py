@@ -148,12 +148,14 @@ def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
 
 
 def test_a_thread_that_is_ending_is_left_out(tmp_path):
-    """It has no frame but those of Python's own threading.py."""
+    """It has no frame but those of Python's own threading.py. So are our own, and tqdm's, which waits in every stack."""
     path = tmp_path / "stacks"
     ending = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1080 in _delete\n'
     waiting = ('Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
                '  File "/home/me/model.py", line 3 in forward\n')
     ours = f'Thread 0x4 (most recent call first):\n  File "{listeners.__file__}", line 29 in _wait_and_end\n'
     main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
-    path.write_text(ending + ours + waiting + main)
+    bars = ('Thread 0x5 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 331 in wait\n'
+            '  File "/venv/lib/python3.11/site-packages/tqdm/_monitor.py", line 69 in run\n')
+    path.write_text(ending + ours + bars + waiting + main)
     assert _read_stacks(path) == (waiting + main).strip()

@@ -148,7 +148,7 @@ def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
 
 
 def test_a_thread_that_is_ending_is_left_out(tmp_path):
-    """It has no frame but those of Python's own threading.py. So are our own, and tqdm's, which waits in every stack."""
+    """It has no frame but those of Python's own threading.py. So are our own, and tqdm's."""
     path = tmp_path / "stacks"
     ending = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1080 in _delete\n'
     waiting = ('Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.culprit.operator_notes import NotingBackend, OperatorNote, OperatorTrace
 from pytest_torchcompile.state.torch_state import forget_compiled
+from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["FAR", "WrongOperator", "apart_from_eager", "find_wrong_operator", "operator_noise"]
 
@@ -81,6 +82,8 @@ def _noise_of(result: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) ->
     """Distance of a result from the exact one over that of the plain one."""
     if not result.is_floating_point() or result.shape != exact.shape or not result.numel():
         return 0.0
+    limits = torch.finfo(result.dtype)
+    result, plain, exact = computable(result), computable(plain), computable(exact)
     finite = exact.isfinite()
     if not bool(finite.any()) or not torch.equal(plain.isfinite(), finite):
         return 0.0
@@ -89,8 +92,8 @@ def _noise_of(result: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) ->
     truth = exact.double()[finite]
     error = (result.double()[finite] - truth).square().mean().sqrt()
     own = (plain.double()[finite] - truth).square().mean().sqrt()
-    unit = torch.finfo(result.dtype).eps * truth.square().mean().sqrt()
-    least = max(float(own), float(unit), torch.finfo(result.dtype).tiny)
+    unit = limits.eps * truth.square().mean().sqrt()
+    least = max(float(own), float(unit), limits.tiny)
     return float(error) / least
 
 

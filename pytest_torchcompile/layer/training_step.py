@@ -18,6 +18,7 @@ from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, default_loss
 from pytest_torchcompile.quantity import numbered
+from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = [
     "Descent",
@@ -158,7 +159,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     values = tensor.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()
-    return bool(values.isfinite().all())
+    return bool(computable(values).isfinite().all())
 
 
 # ---------------------------------------------------------------------------------------------------- what a step needs

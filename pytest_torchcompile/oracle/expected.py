@@ -12,6 +12,7 @@ import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_to_cpu
 from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
            "eager_is_near", "memory_behind"]
@@ -215,7 +216,4 @@ def eager_is_near(eager: Any, estimate: Estimate) -> bool:
         eager = torch.tensor(eager, dtype=torch.complex128)
     if not isinstance(eager, torch.Tensor) or not estimate.continuous:
         return True
-    mine = as_real(small_to_cpu(eager.detach()))
-    if mine.dtype.itemsize == 1:
-        mine = mine.float()
-    return estimate.is_near(mine)
+    return estimate.is_near(computable(as_real(small_to_cpu(eager.detach()))))

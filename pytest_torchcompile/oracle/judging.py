@@ -22,6 +22,7 @@ from pytest_torchcompile.oracle.estimate import (
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
+from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
            "with_values"]
@@ -48,9 +49,7 @@ def judge_numbers(
     """Measure a floating or complex leaf that is not bitwise equal."""
     e, c = as_real(eager.detach()), as_real(compiled.detach())
     dtype = e.dtype
-    # torch has no arithmetic of 8-bit floats
-    if dtype.itemsize == 1:
-        e, c = e.float(), c.float()
+    e, c = computable(e), computable(c)
     estimate = reference.estimates.get(leaf.name)
     if estimate is None or not estimate.continuous or estimate.value.shape != e.shape:
         why = reference.why or "the float64 run has nothing of this name and shape"
@@ -132,8 +131,7 @@ def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) 
     more exact than the model. Values below the leaf's mean size count as that: near zero any relative error is large.
     """
     e, c = as_real(small_to_cpu(eager.detach())), as_real(small_to_cpu(compiled.detach()))
-    if e.dtype.itemsize == 1:
-        e, c = e.float(), c.float()
+    e, c = computable(e), computable(c)
     share = eps**0.5
     apart = (e - c).abs()
     # NaN here and infinity there are judged elsewhere.

@@ -19,7 +19,7 @@ from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.other_state import movable_tensors, move_tensors
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
-from pytest_torchcompile.state.value_leaves import is_plain, same_bits
+from pytest_torchcompile.state.value_leaves import computable, is_plain, same_bits
 
 __all__ = ["PassCalls", "choose_calls"]
 
@@ -146,7 +146,7 @@ def _count_finite(recording: Recording) -> int:
     total = 0
     for item in recording.outputs.values():
         if isinstance(item.value, torch.Tensor) and item.value.is_floating_point():
-            total += int(item.value.isfinite().sum())
+            total += int(computable(item.value).isfinite().sum())
     return total
 
 

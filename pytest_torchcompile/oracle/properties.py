@@ -13,6 +13,7 @@ import torch
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Scalar
 from pytest_torchcompile.oracle.python_state import compare_python
 from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = [
     "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
@@ -176,9 +177,7 @@ def compare_zero_signs(name: str, eager: Any, compiled: Any) -> Iterator[Leaf]:
         return
     if not eager.is_floating_point() or not compiled.is_floating_point() or eager.device != compiled.device:
         return
-    if 1 in (eager.dtype.itemsize, compiled.dtype.itemsize):
-        # Torch compares no floats of 8 bits.
-        eager, compiled = eager.float(), compiled.float()
+    eager, compiled = computable(eager), computable(compiled)
     differ = (eager == 0) & (compiled == 0) & (eager.signbit() != compiled.signbit())
     count = int(differ.sum())
     if count:

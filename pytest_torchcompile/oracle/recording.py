@@ -19,6 +19,7 @@ import torch
 from pytest_torchcompile.oracle.python_state import PythonState
 from pytest_torchcompile.oracle.step_outputs import NamedLeaf, Step, StepOutput, TrainingOutput, parameter_moved_by
 from pytest_torchcompile.state.value_leaves import (
+    computable,
     dense_form,
     layout_of,
     leaves_of,
@@ -341,7 +342,8 @@ def has_signal(tensor: torch.Tensor) -> bool:
         return bool(tensor.any())
     if not tensor.numel():
         return False
-    return bool((tensor.isfinite() & (tensor != 0)).any())
+    numbers = computable(tensor)
+    return bool((numbers.isfinite() & (numbers != 0)).any())
 
 
 def _holds_whole_numbers(tensor: torch.Tensor) -> bool:

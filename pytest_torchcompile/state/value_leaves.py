@@ -20,10 +20,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "STANDARD_PACKAGES", "attribute_tensors", "containers_in", "dense_form", "fingerprint", "holds_tensors",
-    "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes", "own_part", "same_bits",
-    "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides", "whole_value", "write_whole",
+    "STANDARD_PACKAGES", "attribute_tensors", "computable", "containers_in", "dense_form", "fingerprint",
+    "holds_tensors", "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes",
+    "own_part", "same_bits", "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides", "whole_value",
+    "write_whole",
 ]
+
+
+def computable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; 8-bit floats as float32, which holds all of them: torch has next to no arithmetic of theirs."""
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
 
 
 def dense_form(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,9 +152,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     if not (one.is_floating_point() or one.is_complex()):
         return False
-    # torch has no comparison of 8-bit floats
-    if one.dtype.itemsize == 1:
-        one, other = one.float(), other.float()
+    one, other = computable(one), computable(other)
     # Without a NaN they are simply different. A sum with one is NaN, and is made in a tenth of the time.
     if not bool(one.sum().isnan()):
         return False

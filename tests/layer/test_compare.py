@@ -421,3 +421,23 @@ def test_what_only_production_compiles_is_tried_outside_of_a_matrix(monkeypatch)
     assert "with Inductor's own random numbers, as in production, the compiled run raised" in str(found)
     assert "planted: no code for random numbers" in str(found)
     assert compare(torch.nn.Linear(8, 8), batches, config, train=False).ok
+
+
+class Narrow(nn.Module):
+    """Returns 8-bit floats, of which torch has next to no arithmetic."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype, self.linear = dtype, nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.linear(x).to(self.dtype)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_outputs_of_8_bits(dtype, train):
+    calls = [torch.randn(4, 6)]
+    assert found("aot_eager", Narrow(dtype), calls, train=train) == {}
+    half_as_large_again = changed(lambda out: (out.float() * 1.5).to(out.dtype))
+    assert "value" in found(half_as_large_again, Narrow(dtype), calls, train=train)

@@ -219,13 +219,21 @@ class _Sides:
         unit = None
         if "autocast" in changes:
             unit = unit_of(getattr(torch, changes["autocast"]))
+        visible = _visible_changes(changes)
+        # A backward pass that the call has not may raise: some operators have none.
+        has_backward = trains and visible.get("grad_mode") != "no_grad"
 
         @functools.cache
         def expected() -> Reference:
             # Of the module as it was before the call, which has left it as it is now.
+            seen = tape
+            if visible != changes:
+                seen = Tape()
+                with _as_before(self.eager, before):
+                    self._record(self.eager, None, batch, index, visible, trains, seen)
             with _as_before(self.eager, before):
-                return reference(self.eager, batch, loss=self.program.loss, train=trains,
-                                 seed=self.program.seed + index, tape=tape, unit=unit, draw=False)
+                return reference(self.eager, batch, loss=self.program.loss, train=has_backward,
+                                 seed=self.program.seed + index, tape=seen, unit=unit, draw=False)
 
         leaves, found = self._found(eager, compiled, expected)
         if found:
@@ -352,6 +360,17 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in attribute_tensors(module):
         if is_plain(tensor):
             yield name, tensor
+
+
+def _visible_changes(changes: Mapping[str, str]) -> dict[str, str]:
+    """The changes without what hides operators, and so how they round, from a dispatch mode.
+
+    A mode is its thread's alone, and in inference mode it does not see all casts (torch 2.13).
+    """
+    visible = {name: choice for name, choice in changes.items() if name != "thread"}
+    if visible.get("grad_mode") == "inference_mode":
+        visible["grad_mode"] = "no_grad"
+    return visible
 
 
 @contextmanager

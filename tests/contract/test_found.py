@@ -73,6 +73,7 @@ _PRINTED = {
     "empty-batch-of-another-dtype.md": "(0, 4, 6, 6)\nTorchRuntimeError",
     "backward-nobody-asks-for.md": "BackendCompilerFailed",
     "infinity-of-float16.md": "inf 1000000.0",
+    "bernoulli-in-another-order.md": "False (24, 1, 4) (24, 6, 1)",
 }
 
 

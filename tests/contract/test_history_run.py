@@ -172,6 +172,46 @@ def test_what_torch_does_otherwise_beside_a_tape():
     assert came.problem is not None
 
 
+class Rounding(nn.Module):
+    """Rounds to half precision on its way. Its heaviside has no derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        y = self.linear(x)
+        return (y.heaviside(y) * y).half().float()
+
+
+def keeps_digits(module, example_inputs):
+    """A backend that leaves casts to half precision out, as Inductor does."""
+    for node in list(module.graph.nodes):
+        if node.target == "half":
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
+    return module.forward
+
+
+def two_percent_off(module, example_inputs):
+    """A backend whose outputs are wrong beyond what half precision rounds."""
+    return lambda *arguments: tuple(output * 1.02 for output in module(*arguments))
+
+
+@pytest.mark.parametrize("changes", [
+    {"grad_mode": "no_grad"}, {"grad_mode": "inference_mode"}, {"grad_mode": "no_grad", "thread": "other"},
+    {"grad_mode": "inference_mode", "thread": "other"}], ids=str)  # fmt: skip
+def test_casts_that_a_dispatch_mode_does_not_see(changes):
+    """In another thread, and in inference mode: who keeps more digits than they do is right there too."""
+    came = run(Rounding, keeps_digits, call(B=3, **changes))
+    assert (came.problem, came.calls) == (None, 1)
+    came = run(Rounding, two_percent_off, call(B=3, **changes))
+    assert came.problem is not None
+    assert "(measured from float64," in came.problem.message
+
+
 class Double(nn.Module):
     """In float64, where no wider run is there to hold it against."""
 

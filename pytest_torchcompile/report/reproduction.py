@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
@@ -113,7 +114,7 @@ def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> 
         "",
         f"DEVICE, DTYPE = torch.device({cell.device!r}), torch.{cell.dtype}",
         "SIZES = [",
-        *map("    {!r},".format, _input_arguments(cell, entry, targets)),
+        *(f"    {_as_python(arguments)}," for arguments in _input_arguments(cell, entry, targets)),
         "]",
         # Taken here: a module may have the name of a variable below, as model.py has.
         *(f"{name} = {_dotted(target)}" for name, target in _named_targets(cell, entry).items()),
@@ -253,7 +254,18 @@ def _identifier(text: str) -> str:
 
 
 def _keywords(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return ", ".join(f"{name}={_as_python(value)}" for name, value in values.items())
+
+
+def _as_python(value: Any) -> str:
+    """A value of the matrix as Python reads it: ``repr`` of infinity and NaN are names that Python does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_as_python(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_as_python, value)) + "]"
+    return repr(value)
 
 
 def _escape_quotes(text: str) -> str:

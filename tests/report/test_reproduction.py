@@ -55,6 +55,17 @@ def test_what_the_functions_take(written):
     assert "    {'B': 4},\n" in written("models:other")
 
 
+def test_numbers_that_python_has_no_name_for(written):
+    """``.inf`` and ``.nan`` of the matrix, also inside of a list or a table, are what they were when it is run."""
+    told = {"limit": float("inf"), "range": [float("-inf"), 1.5], "fill": {"value": float("nan")}}
+    text = written("models:other", said={"arguments": {"factory": told, "inputs": {"top": float("inf")}}})
+    call = text.partition("FACTORY(")[2].partition(").to(")[0]
+    taken = eval(f"dict({call})")
+    assert (taken["limit"], taken["range"]) == (float("inf"), [float("-inf"), 1.5])
+    assert taken["fill"]["value"] != taken["fill"]["value"]
+    assert "    {'top': float('inf'), 'B': 4},\n" in text
+
+
 def test_training_steps_and_wrappers(written):
     """As many steps as the cell made, if that is what failed; the wrapper around the model."""
     text = written(failed={"training_steps": "step 2: output: wrong"}, wrapper="autocast", dtype="bfloat16")

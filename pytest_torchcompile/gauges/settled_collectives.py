@@ -14,9 +14,11 @@ from typing import Final
 
 __all__ = ["settled_collectives"]
 
-_PATIENCE: Final = 10.0
+_PATIENCE: Final = 60.0
 """Seconds for peers that are late. One that never comes ends the cell by its time-out."""
-_POLL_SECONDS: Final = 0.001
+_SHORTEST_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.1
+"""Seconds between two looks, each of which reads the whole recorder: some 40 ms where it is full."""
 
 
 @contextmanager
@@ -39,6 +41,7 @@ def _wait_until_settled(since: int) -> None:
         return
     from pytest_torchcompile.gauges.flight_recorder import count_under_way
 
-    deadline = time.monotonic() + _PATIENCE
+    deadline, pause = time.monotonic() + _PATIENCE, _SHORTEST_PAUSE
     while count_under_way(since) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

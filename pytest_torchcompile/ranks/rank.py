@@ -25,8 +25,10 @@ from pytest_torchcompile.ranks.starting import ask_for_stacks, may_still_tell, s
 from pytest_torchcompile.run.offspring import kill_group
 from pytest_torchcompile.system import allowed_memory_bytes
 
-__all__ = ["Rank", "growth_bytes"]
+__all__ = ["WAITS_FOR_PEERS", "Rank", "growth_bytes"]
 
+WAITS_FOR_PEERS = "settled_collectives.py"
+"""The one file of ours where a rank waits for what others have to do."""
 STACK_LINES = 80
 """How many lines of a dead process' stacks go into a report."""
 
@@ -137,12 +139,12 @@ class Rank:
         # Without its zygote nobody knows how it ended.
         while not status_file.exists() and may_still_tell(self._home) and time.monotonic() < deadline:
             time.sleep(0.01)
-        message = "the process is gone"
+        message, stacks = "the process is gone", self._process_file("stacks")
         if status_file.exists():
             message = _how_it_ended(int(status_file.read_text(encoding="ascii")))
-        stacks = _read_stacks(self._process_file("stacks"))
-        message += _innermost_place(stacks)
-        evidence = "\n".join(filter(None, (stacks, self.log)))
+        if message.startswith(_WRITES_STACKS):
+            message += _innermost_place(_raw_text(stacks))
+        evidence = "\n".join(filter(None, (_read_stacks(stacks), self.log)))
         self.close()
         return RankOutcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
 
@@ -179,6 +181,10 @@ _SIGNALS = {
 }
 
 
+_WRITES_STACKS = ("segmentation fault", "aborted", "bus error", "arithmetic error", "illegal instruction")
+"""How the ends begin at which faulthandler writes where the process was."""
+
+
 _ACCESS_VIOLATION = 0xC0000005
 """The exit code that Windows gives."""
 
@@ -200,12 +206,8 @@ def _wait_for_stacks(path: Path) -> None:
 
 def _read_stacks(path: Path) -> str:
     """What faulthandler wrote: the innermost frames come first, so the head is kept; our own are left out."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
     lines: list[str] = []
-    for thread in re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE):
+    for thread in re.split(r"^(?=Thread 0x|Current thread 0x)", _raw_text(path), flags=re.MULTILINE):
         if not (_waits_for_other_side(thread) or _is_ending(thread) or _watches_progress_bars(thread)):
             lines += [line for line in thread.splitlines() if not _is_own_line(line)]
     if len(lines) > STACK_LINES:
@@ -213,21 +215,37 @@ def _read_stacks(path: Path) -> str:
     return "\n".join(lines).strip()
 
 
+def _raw_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _innermost_place(stacks: str) -> str:
     """`` in conv2d (torch/nn/functional.py:549)``, of the thread that a signal has ended; empty where none was written.
 
-    A thread of C++ alone has no frame of Python.
+    Of all that faulthandler has written the last counts: a process that this one has forked writes to the same file.
     """
-    _, current, stack = stacks.partition("Current thread")
-    if not current:
+    # The other threads follow behind an empty line.
+    _, current, rest = stacks.rpartition("Current thread ")
+    frames = rest.partition("\n\n")[0]
+    if not current or "Fatal Python error" not in stacks:
         return ""
-    frame = re.search(r'^  File "(.*)", line (\d+) in (.+)$', stack, re.MULTILINE)
+    frame = re.search(r'^  File "(.*)", line (\d+) in (.+)$', frames, re.MULTILINE)
     if frame is None:
         return " in a thread that runs no Python"
     file, line, function = frame.groups()
+    if _GENERATED.search(file):
+        # Its name is another one for each graph, and causes are grouped by their texts.
+        return " in code that Inductor has generated"
     inside = re.split(r"[/\\](?:site|dist)-packages[/\\]", file)
     shown = inside[-1] if len(inside) > 1 else "/".join(re.split(r"[/\\]", file)[-2:])
     return f" in {function} ({shown}:{line})"
+
+
+_GENERATED = re.compile(r"[/\\]\w{2}[/\\]c\w{40,}\.py$")
+"""A file that Inductor has written: FOLDER/HASH.py of ``torch._inductor.codecache``, torch 2.8 to 2.15."""
 
 
 _PACKAGE = Path(__file__).parent.parent
@@ -237,6 +255,9 @@ _LISTENERS = Path(listeners.__file__).name
 
 def _is_own_line(line: str) -> bool:
     """Whether it is a frame of this package, of the start code, or no frame: what the reader's model has no part in."""
+    if WAITS_FOR_PEERS in line:
+        # It tells why the rank does not go on.
+        return False
     ours = f'File "{_PACKAGE}{os.sep}'
     return ours in line or 'File "<string>"' in line or line.startswith("Extension modules:")
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from pytest_torchcompile.errors import NoRank
 from pytest_torchcompile.observation import Failure, Job, Observation, RankOutcome, rank_failed
 from pytest_torchcompile.ranks.message_frames import Channel
-from pytest_torchcompile.ranks.rank import Rank
+from pytest_torchcompile.ranks.rank import WAITS_FOR_PEERS, Rank
 from pytest_torchcompile.ranks.starting import wait_for_any
 
 __all__ = ["GRACE", "Group", "cell_observation", "ended_after"]
@@ -118,8 +118,8 @@ _TAKEN_ALONG: Final = (
 )
 """What gloo and NCCL say when the other side is gone."""
 _IN_A_COLLECTIVE: Final = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py",
-                           "torch/autograd/graph.py")
-"""Where a rank is that waits for others; the last one calls backward, in which DDP and FSDP reduce gradients."""
+                           "torch/autograd/graph.py", WAITS_FOR_PEERS)
+"""Where a rank is that waits for others; the third one calls backward, in which DDP and FSDP reduce gradients."""
 
 
 _KEPT: Final = ("sections", "failure", "seconds", "leaks")

@@ -66,11 +66,9 @@ def join_group(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Calla
             yield init_device_mesh(device.type, wrapper.shape(job.world), mesh_dim_names=wrapper.axes)
             well = not failed()
         finally:
-            # A group ends together: of gloo a rank whose peer is gone may die, and who ends NCCL's communicators waits
-            # for ranks that may be waiting for it. After a failure NCCL's group is left to end with the processes, so
-            # that each rank can say what it has seen.
-            went_well = all_well(store, job, well)
-            if device.type == "cpu" or went_well:
+            # NCCL's communicators end together: who ends its own waits for ranks that may be waiting for it. After a
+            # failure the group is left to end with the processes, so that each rank can say what it has seen.
+            if device.type == "cpu" or all_well(store, job, well):
                 dist.destroy_process_group()
                 forget_shardings()
 

@@ -122,3 +122,14 @@ def test_ranks_ended_with_nobody_to_blame_are_no_pass():
     """An observation whose every rank was taken along proves nothing."""
     seen = cell_observation("cell", [RankOutcome("aborted", message="x"), RankOutcome("aborted", message="y")])
     assert judge_observation(seen, ["compiles"], {})["compiles"].verdict == "error"
+
+
+def test_a_rank_that_waits_before_a_profiler_is_left_has_not_hung():
+    """It waits for a collective that its peer has not begun; so the peer is told, though both have timed out."""
+    waits = RankOutcome("timeout", message="no result", evidence=(
+        'Current thread 0x1 (most recent call first):\n  File "/venv/gauges/settled_collectives.py", line 43 in _wait\n'
+        '  File "/usr/lib/python3.11/contextlib.py", line 144 in __exit__'))
+    hangs = RankOutcome("timeout", message="no result", evidence=(
+        'Current thread 0x1 (most recent call first):\n  File "/home/me/models.py", line 9 in forward'))
+    seen, verdict, _ = told(waits, hangs)
+    assert (verdict, seen.failure.message) == ("timeout", "rank 1: no result")

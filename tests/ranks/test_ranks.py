@@ -130,8 +130,16 @@ Current thread 0x00007f (most recent call first):
      " in group_norm (nets/functional.py:2965)"),
     ('Thread 0x01 (most recent call first):\n  File "/a/b.py", line 1 in waits\n\n' + STACK,
      " in group_norm (torch/nn/functional.py:2965)"),
+    # A thread that waits for the other stands behind it.
     ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
-     "  <no Python frame>\n", " in a thread that runs no Python"),
+     '  <no Python frame>\n\nThread 0x01 (most recent call first):\n  File "/a/b.py", line 1 in waits\n',
+     " in a thread that runs no Python"),
+    # A process that it has forked has died before, and written to the same file.
+    (STACK.replace("group_norm", "its_child") + "\n" + STACK, " in group_norm (torch/nn/functional.py:2965)"),
+    (STACK.replace("/venv/lib/python3.11/site-packages/torch/nn/functional", "/tmp/torchinductor_me/ab/c" + 50 * "x"),
+     " in code that Inductor has generated"),
+    # Asked for, and not written at an end.
+    (STACK.partition("\n\n")[2], ""),
     ("", ""),
 ])
 def test_where_a_process_ended(stacks, place):
@@ -155,7 +163,8 @@ def test_a_thread_that_is_ending_is_left_out(tmp_path):
                '  File "/home/me/model.py", line 3 in forward\n')
     ours = f'Thread 0x4 (most recent call first):\n  File "{listeners.__file__}", line 29 in _wait_and_end\n'
     main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
+    peers = 'Thread 0x6 (most recent call first):\n  File "/venv/gauges/settled_collectives.py", line 43 in _wait\n'
     bars = ('Thread 0x5 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 331 in wait\n'
             '  File "/venv/lib/python3.11/site-packages/tqdm/_monitor.py", line 69 in run\n')
-    path.write_text(ending + ours + bars + waiting + main)
-    assert _read_stacks(path) == (waiting + main).strip()
+    path.write_text(ending + ours + bars + peers + waiting + main)
+    assert _read_stacks(path) == (peers + waiting + main).strip()

@@ -6,13 +6,14 @@ again under other limits.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 __all__ = ["BAD", "GOOD", "NO_RANK", "RAISED", "RAISED_TWICE", "VERDICTS", "Failure", "Job", "Judgement", "Observation",
-           "Problem", "RankOutcome", "rank_failed", "verdicts_in", "worst"]
+           "Problem", "RankOutcome", "portable_path", "rank_failed", "verdicts_in", "worst"]
 
 VERDICTS: Final = (
     "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
@@ -28,6 +29,13 @@ RAISED: Final = "the compiled run raised"
 """How every text begins that tells of an exception: the same text in two models is the same fault of a backend."""
 RAISED_TWICE: Final = "raised twice"
 """The phase of a failure ``usage`` that every cell has which calls the user's functions alike."""
+
+_INSTALLED: Final = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
+
+
+def portable_path(file: str) -> str:
+    """A file of an installed package by its path inside of ``site-packages``: environments are in any folder."""
+    return _INSTALLED.sub("", file)
 
 
 def worst(verdicts: list[str]) -> str:

@@ -16,9 +16,8 @@ from pytest_torchcompile.checks import CHECKS, LIMITS, fails_by_wrong_numbers, w
 from pytest_torchcompile.checks.compiles import broken_library
 from pytest_torchcompile.checks.severity import Severity, without_ranks
 from pytest_torchcompile.errors import short_line
-from pytest_torchcompile.observation import BAD, RAISED, Judgement, Observation, Problem
+from pytest_torchcompile.observation import BAD, RAISED, Judgement, Observation, Problem, portable_path
 from pytest_torchcompile.plan.matrix import PlannedCell
-from pytest_torchcompile.report.causes import portable_path
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 
 __all__ = ["CellNeeds", "Left", "Need", "needs_of_cell"]

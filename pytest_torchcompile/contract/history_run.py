@@ -228,6 +228,7 @@ class _Sides:
             # Of the module as it was before the call, which has left it as it is now.
             seen = tape
             if visible != changes:
+                # Run once more where a dispatch mode sees how each operator rounds.
                 seen = Tape()
                 with _as_before(self.eager, before):
                     self._record(self.eager, None, batch, index, visible, trains, seen)

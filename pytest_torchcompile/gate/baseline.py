@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy_limits import cache_answers, worst_rank
+from pytest_torchcompile.observation import portable_path
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.causes import Fresh, check_effect, portable_path
+from pytest_torchcompile.report.causes import Fresh, check_effect
 from pytest_torchcompile.report.metrics import METRICS, metric_spread
 
 __all__ = ["Change", "another_machine", "find_changes", "fresh_places"]

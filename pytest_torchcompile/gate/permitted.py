@@ -12,9 +12,9 @@ from typing import Any
 
 from pytest_torchcompile.checks import CHECKS, LIMITS, default_limits
 from pytest_torchcompile.gate.judged import JudgedCell
-from pytest_torchcompile.observation import Observation
+from pytest_torchcompile.observation import Observation, portable_path
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.causes import Cause, group_causes, portable_path
+from pytest_torchcompile.report.causes import Cause, group_causes
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.run.verdicts import judge_observation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ def last_collectives(since: int) -> str:
     if not dumps:
         return f"flight recorder: torch {torch.__version__} has none that can be read here"
     # A warm process has entries of earlier cells too.
-    entries = [entry for dump in dumps for entry in dump.get("entries", ()) if entry["time_created_ns"] >= since]
+    entries = _entries_since(dumps, since)
     entries.sort(key=itemgetter("time_created_ns"))
     # There are two recorders, or one by two names: the same line is told once.
     lines = list(dict.fromkeys(_entry_line(entry) for entry in entries))
@@ -51,9 +51,16 @@ def last_collectives(since: int) -> str:
 
 def count_under_way(since: int) -> int:
     """Collectives of gloo that were begun at ``since`` (``time.time_ns()``) or later, and that its threads still do."""
-    entries = [entry for dump in _read_dumps() for entry in dump.get("entries", ())]
-    return sum(entry["time_created_ns"] >= since and entry["profiling_name"].startswith("gloo:")
-               and _progress_of(entry) not in ("completed", "ended") for entry in entries)
+    under_way = 0
+    for entry in _entries_since(_read_dumps(), since):
+        is_gloo = entry["profiling_name"].startswith("gloo:")
+        if is_gloo and _progress_of(entry) not in ("completed", "ended"):
+            under_way += 1
+    return under_way
+
+
+def _entries_since(dumps: Iterable[Mapping[str, Any]], since: int) -> list[Mapping[str, Any]]:
+    return [entry for dump in dumps for entry in dump.get("entries", ()) if entry["time_created_ns"] >= since]
 
 
 def _read_dumps() -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_torchcompile.observation import RankOutcome
+from pytest_torchcompile.observation import RankOutcome, portable_path
 from pytest_torchcompile.ranks import listeners
 from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
 from pytest_torchcompile.ranks.message_frames import Channel
@@ -141,9 +141,10 @@ class Rank:
             time.sleep(0.01)
         message, stacks = "the process is gone", self._process_file("stacks")
         if status_file.exists():
-            message = _how_it_ended(int(status_file.read_text(encoding="ascii")))
-        if message.startswith(_WRITES_STACKS):
-            message += _innermost_place(_raw_text(stacks))
+            code = int(status_file.read_text(encoding="ascii"))
+            message = _how_it_ended(code)
+            if _writes_stacks(code):
+                message += _innermost_place(_raw_text(stacks))
         evidence = "\n".join(filter(None, (_read_stacks(stacks), self.log)))
         self.close()
         return RankOutcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
@@ -181,8 +182,11 @@ _SIGNALS = {
 }
 
 
-_WRITES_STACKS = ("segmentation fault", "aborted", "bus error", "arithmetic error", "illegal instruction")
-"""How the ends begin at which faulthandler writes where the process was."""
+def _writes_stacks(code: int) -> bool:
+    """Whether it is an end at which faulthandler writes where the process was; of SIGKILL nobody is told."""
+    if code == _ACCESS_VIOLATION:
+        return True
+    return -code in set(signal.Signals) and signal.Signals(-code).name in _SIGNALS.keys() - {"SIGKILL"}
 
 
 _ACCESS_VIOLATION = 0xC0000005
@@ -239,8 +243,10 @@ def _innermost_place(stacks: str) -> str:
     if _GENERATED.search(file):
         # Its name is another one for each graph, and causes are grouped by their texts.
         return " in code that Inductor has generated"
-    inside = re.split(r"[/\\](?:site|dist)-packages[/\\]", file)
-    shown = inside[-1] if len(inside) > 1 else "/".join(re.split(r"[/\\]", file)[-2:])
+    shown = portable_path(file)
+    if shown == file:
+        # A file of the user's or of Python's: the folder tells one __init__.py from another.
+        shown = "/".join(re.split(r"[/\\]", file)[-2:])
     return f" in {function} ({shown}:{line})"
 
 

@@ -119,7 +119,7 @@ _TAKEN_ALONG: Final = (
 """What gloo and NCCL say when the other side is gone."""
 _IN_A_COLLECTIVE: Final = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py",
                            "torch/autograd/graph.py", WAITS_FOR_PEERS)
-"""Where a rank is that waits for others; the third one calls backward, in which DDP and FSDP reduce gradients."""
+"""Where a rank is that waits for others. ``graph.py`` calls backward, in which DDP and FSDP reduce gradients."""
 
 
 _KEPT: Final = ("sections", "failure", "seconds", "leaks")

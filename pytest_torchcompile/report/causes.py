@@ -14,18 +14,17 @@ from typing import Final, TypeAlias
 
 from pytest_torchcompile.checks import CHECKS, COMPARING, LIMITS, severity, way_of
 from pytest_torchcompile.checks.severity import TEST_CHECK, Effect, Severity, without_ranks
-from pytest_torchcompile.observation import RAISED, Problem
+from pytest_torchcompile.observation import RAISED, Problem, portable_path
 from pytest_torchcompile.oracle.pass_records import blamed_pass
 from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["Cause", "Fresh", "check_effect", "effect_of", "first_with_problem", "group_causes",
-            "portable_path", "root_check", "told_by"]
+            "root_check", "told_by"]
 
 _REST = re.compile(r"\d.*", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
 """A number that is no part of a name, of a version or of a place (``file:line``)."""
-_INSTALLED: Final = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 _STEP = re.compile(r"^step \d+: ")
 _FAILING: Final = ("fail", "error", "timeout", "crash", "xpass")
 _ALSO: Final = 160
@@ -45,11 +44,6 @@ class Fresh:
     """(cell, check) that held and fails now."""
     places: frozenset[tuple[str, str, int]] = frozenset()
     """(cell, file, line) of graph breaks and recompiles that were not there; files by :func:`portable_path`."""
-
-
-def portable_path(file: str) -> str:
-    """A file of an installed package by its path inside of ``site-packages``: environments are in any folder."""
-    return _INSTALLED.sub("", file)
 
 
 @dataclass

@@ -12,8 +12,9 @@ from pytest_torchcompile.checks import COMPARING, severity
 from pytest_torchcompile.checks.severity import Effect, Severity
 from pytest_torchcompile.errors import short_line
 from pytest_torchcompile.gate.baseline import Change
+from pytest_torchcompile.observation import portable_path
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.causes import check_effect, portable_path
+from pytest_torchcompile.report.causes import check_effect
 from pytest_torchcompile.report.code_changes import CodeChange, CodeChanges, CodeStore, pieces_in_words
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import EXIT_CODES

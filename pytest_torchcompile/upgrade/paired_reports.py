@@ -19,7 +19,8 @@ from pytest_torchcompile.gate.gate import judge_cells
 from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.gate.policy_limits import worst_rank
-from pytest_torchcompile.report.causes import Cause, Fresh, group_causes, portable_path
+from pytest_torchcompile.observation import portable_path
+from pytest_torchcompile.report.causes import Cause, Fresh, group_causes
 from pytest_torchcompile.report.code_changes import CodeChanges, compare_code
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.flakes import SAYS_NOTHING, find_flakes

@@ -14,7 +14,6 @@ from pytest_torchcompile.gauges.coverage import measure_coverage
 from pytest_torchcompile.gauges.settled_collectives import settled_collectives
 
 pytestmark = pytest.mark.needs_torch
-FOUND = Path(__file__).parents[2] / "docs" / "found"
 # Two ranks: rank 1 is late with each collective, so that rank 0 has one under way when its call has returned.
 RANKS = """
 import os, sys, time

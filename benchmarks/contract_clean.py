@@ -134,17 +134,18 @@ def run_program(worker: Worker, dims: Dims, count: int, seed: int) -> dict[str, 
     return {"counts": dict(counts), "findings": findings, "ratios": ratios}
 
 
-def source_of(name: str, text: str, folder: Path, backend: str) -> tuple[ProgramSource, Dims]:
+def source_of(name: str, text: str, folder: Path, backend: str, device: str) -> tuple[ProgramSource, Dims]:
     """Where the worker gets a program from, and its sizes."""
+    around = {"backend": backend, "device": device}
     target = "pytest_torchcompile.contract.hunt:program_of"
     if not text:
         inputs, dims = ZOO[name]
         sizes = {dim: each.size or max(2, each.min or 2) for dim, each in dims.items()}
-        return ProgramSource(target, {"zoo": name, "inputs": inputs, "backend": backend}, NAMES, sizes), dims
+        return ProgramSource(target, {"zoo": name, "inputs": inputs} | around, NAMES, sizes), dims
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     dims = {"B": Dim(min=1, max=5)}
-    return ProgramSource(target, {"file": str(path), "backend": backend}, NAMES, {"B": 2}), dims
+    return ProgramSource(target, {"file": str(path)} | around, NAMES, {"B": 2}), dims
 
 
 def records_of(log: Path) -> list[dict[str, Any]]:
@@ -183,6 +184,7 @@ def summary(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="aot_eager")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--histories", type=int, default=5000)
     parser.add_argument("--each", type=int, default=20, help="histories of a program in one turn")
     parser.add_argument("--few", action="store_true", help="24 programs, for Inductor")
@@ -209,7 +211,7 @@ def main() -> None:
             continue
         if sum(each["counts"].get("drawn", 0) for each in records) >= options.histories:
             break
-        source, dims = source_of(name, text, own_folder, options.backend)
+        source, dims = source_of(name, text, own_folder, options.backend, options.device)
         turn = place // len(known_programs)
         found: dict[str, Any] = {"counts": {}, "findings": [], "ratios": []}
         try:

@@ -19,7 +19,8 @@ import torch
 from contract_clean import mutated_histories, programs, source_of
 from torch.utils import _pytree as pytree
 
-from pytest_torchcompile.contract.history_run import Program, changed_batch, offered_choices, run_history
+from pytest_torchcompile.contract.changed_batch import changed_batch
+from pytest_torchcompile.contract.history_run import Program, offered_choices, run_history
 from pytest_torchcompile.contract.hunt import program_of
 from pytest_torchcompile.contract.mutation import in_order
 from pytest_torchcompile.fuzz.drawn_call import Sequence
@@ -87,7 +88,7 @@ def main() -> None:
         for name, text, about in programs(False):
             if about not in WANTED:
                 continue
-            source, dims = source_of(name, text, folder, backend)
+            source, dims = source_of(name, text, folder, backend, "cpu")
             program = program_of(source.data)
             offered = offered_choices(program.make_model(), program.batch(source.sizes, 0), source.names)
             for number, history in enumerate(mutated_histories(dims, offered, int(each_program), 1)):

@@ -34,7 +34,7 @@ def main() -> None:
     folder = Path(".compile-matrix/contract_scripts")
     folder.mkdir(parents=True, exist_ok=True)
     for (about, kind), (each, history, backend) in met.items():
-        source, dims = source_of(each["program"], each["text"], folder, backend)
+        source, dims = source_of(each["program"], each["text"], folder, backend, "cpu")
         with Worker(source) as worker:
             def shows(sequence: Sequence, worker: Worker = worker, kind: str = kind) -> bool:
                 return worker.run(sequence).kind == kind

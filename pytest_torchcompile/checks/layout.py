@@ -7,7 +7,6 @@ nobody promises. The limit ``strides`` counts all of them.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,39 +30,23 @@ def is_stride(leaf: Leaf) -> bool:
 
 def measure(run: Trial) -> dict[str, Any]:
     """Which strides differ, by leaf, each with what may have decided by timing."""
-    from pytest_torchcompile.gauges.autotune import autotunes_kernels, pads_by_timing
+    from pytest_torchcompile.gauges.autotune import timing_behind_stride
 
     devices: set[str] = set()
     for call in run.calls:
         devices.update(tensor.device.type for tensor in call.batch.tensors())
-    tuned, padded = autotunes_kernels(run.settings), pads_by_timing(run.settings, devices)
     # By leaf, not by call: the same stride in ten calls is one difference.
     strides: dict[str, dict[str, Any]] = {}
     for label, leaf in run.leaves:
         if not is_stride(leaf):
             continue
-        timed = ""
-        if tuned:
-            timed = "autotuning"
-        elif padded and _is_padding(str(leaf.eager), str(leaf.compiled)):
-            timed = "the padding of matrix products (pad_mm)"
+        timed = timing_behind_stride(run.settings, devices, str(leaf.eager), str(leaf.compiled))
         entry: dict[str, Any] = {"name": leaf.name, "eager": leaf.eager, "compiled": leaf.compiled, "timed": timed,
                                  "calls": []}
         strides.setdefault(leaf.name, entry)["calls"].append(label)
     error = run.compiled.error
     return {"raised": error.type if error else None, "compared": sum(leaf.kind == "value" for _, leaf in run.leaves),
             "strides": list(strides.values())}
-
-
-def _is_padding(eager: str, compiled: str) -> bool:
-    """Whether the same axes come in the same order, with gaps between them."""
-    before, after = ast.literal_eval(eager), ast.literal_eval(compiled)
-    if not isinstance(before, tuple) or not isinstance(after, tuple) or len(before) != len(after):
-        return False
-    wider = all(new >= old for old, new in zip(before, after, strict=True))
-    # Padding only widens gaps; an axis that moves is another memory format.
-    axes = range(len(before))
-    return wider and sorted(axes, key=before.__getitem__) == sorted(axes, key=after.__getitem__)
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

@@ -30,6 +30,8 @@ def add_hunt_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of the chains and of the histories; default: %(default)s")
     parser.add_argument("--backend", default="aot_eager", metavar="NAME",
                         help="of torch.compile; default: %(default)s")
+    parser.add_argument("--device", default="cpu", metavar="NAME",
+                        help="where programs and their batches are, such as cuda; default: %(default)s")
     parser.add_argument("--python", action="append", default=[], metavar="PATH",
                         help="another Python whose torch each script is tried on too; may be given several times; "
                         "default: none")

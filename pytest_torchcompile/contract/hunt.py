@@ -71,7 +71,7 @@ class HuntProgress:
     """What is kept between runs of one folder."""
 
     places: dict[str, int] = field(default_factory=dict)
-    """By backend and seed how many programs were searched."""
+    """By backend, seed and device how many programs were searched."""
     counts: Counter[str] = field(default_factory=Counter)
     """``programs, histories, calls, refused, mute`` and so on, of all runs."""
     findings: list[HuntFinding] = field(default_factory=list)
@@ -146,6 +146,7 @@ class Hunt:
     seed: int
     seconds: float
     tell: Callable[[str], object]
+    device: str = "cpu"
     progress: HuntProgress = field(init=False)
     new: list[HuntFinding] = field(default_factory=list)
     """Causes that this run has found first."""
@@ -159,6 +160,8 @@ class Hunt:
     def run(self) -> None:
         """Go on where the last run ended."""
         key = f"{self.backend} {self.seed}"
+        if self.device != "cpu":
+            key += f" {self.device}"
         deadline, worker = time.monotonic() + self.seconds, None
         try:
             for place, kind, number in hunted_programs(self.seed, self.progress.places.get(key, 0)):
@@ -209,7 +212,7 @@ class Hunt:
             path.write_text(text, encoding="utf-8")
             data = {"file": str(path)}
         target = f"{__name__}:program_of"
-        return name, ProgramSource(target, data | {"backend": self.backend}, NAMES, sizes)
+        return name, ProgramSource(target, data | {"backend": self.backend, "device": self.device}, NAMES, sizes)
 
     def _search_rounds(self, worker: Worker, name: str, place: int, left: float) -> None:
         """Search, and again without the choices that showed something, so that one fault hides no other."""
@@ -254,8 +257,8 @@ class Hunt:
         factory, inputs = parts_of(worker.source.data)
         settings = {"backend": finding.stage or self.backend}
         shown = Shown(f"{finding.told.kind}: {finding.told.message}", factory, inputs, None,
-                      finding.failing.sequence, settings, without=finding.without, kind=finding.told.kind,
-                      where=finding.told.where)
+                      finding.failing.sequence, settings, without=finding.without, device=self.device,
+                      kind=finding.told.kind, where=finding.told.where)
         try:
             return written_script(shown)
         except (OSError, TypeError) as error:
@@ -318,14 +321,17 @@ def program_of(data: Mapping[str, Any]) -> Program:
     from pytest_torchcompile.contract.history_run import Program
 
     factory, inputs = parts_of(data)
+    device = data["device"]
 
     def make_model() -> torch.nn.Module:
         torch.manual_seed(0)
         made: torch.nn.Module = factory()
-        return made
+        return made.to(device)
 
     def batch(sizes: Mapping[str, int], seed: int) -> Batch:
         torch.manual_seed(seed)
-        return Batch.of(inputs(**sizes))
+        made = Batch.of(inputs(**sizes))
+        # A copy of what autograd has made is no leaf; on the CPU it is taken as it comes.
+        return made if device == "cpu" else made.to(device)
 
     return Program(make_model, {"backend": data["backend"]}, batch)

@@ -18,8 +18,9 @@ def run_command(given: argparse.Namespace) -> int:
         raise UsageError(f"--seconds {given.seconds:g}: expected more than 0")
     if given.seed < 0:
         raise UsageError(f"--seed {given.seed}: expected 0 or more")
+    _refuse_missing_device(given.device)
     others = {path: torch_version_of(path) for path in given.python}
-    hunt = Hunt(Path(given.output), given.backend, given.seed, given.seconds, _tell)
+    hunt = Hunt(Path(given.output), given.backend, given.seed, given.seconds, _tell, given.device)
     try:
         hunt.run()
     except KeyboardInterrupt:
@@ -34,6 +35,20 @@ def run_command(given: argparse.Namespace) -> int:
     if hunt.new:
         return 1
     return OWN_FAILURE if hunt.failed else 0
+
+
+def _refuse_missing_device(device: str) -> None:
+    """Every program would be left out there, one after the other. Raises UsageError."""
+    if device == "cpu":
+        return
+    # Here, so that a hunt on the CPU starts without it.
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {device}: torch can't put a tensor there ({str(error).splitlines()[0]}); expected "
+                         "cpu, or cuda on a machine with a GPU") from None
 
 
 def _tell(line: str) -> None:

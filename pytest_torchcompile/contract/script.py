@@ -38,11 +38,13 @@ def written_script(shown: Shown) -> str:
     lines += ["    return values", "", "",
               "def new_model():",
               f"    torch.manual_seed({shown.seed})",
-              f"    model = {make}({_keywords(shown.keywords.get('factory', {}))}).to(dtype=torch.{shown.dtype})"]
+              f"    model = {make}({_keywords(shown.keywords.get('factory', {}))})",
+              f"    model = model.to({shown.device!r}, torch.{shown.dtype})"]
     if shown.training is not None:
         lines.append(f"    model.train({shown.training})")
     lines += [f"    model.set_submodule({path_of(each)!r}, {code_of(each)})" for each in shown.without]
-    lines += ["    return model", "", "", *_COMMON.format(loss=loss, compile=settings).splitlines()]
+    common = _COMMON.format(loss=loss, compile=settings, device=shown.device)
+    lines += ["    return model", "", "", *common.splitlines()]
     return "\n".join(lines) + "\n"
 
 
@@ -84,7 +86,7 @@ def _call_lines(shown: Shown, index: int, drawn: DrawnCall, batch: str) -> Itera
     for each, choice in mutations:
         if each.kind == "call":
             yield f"part, call = {each.name}(part, compile, {choice!r})"
-    around = [f"{each.name}({choice!r}, {shown.device!r})" for each, choice in mutations if each.kind == "around"]
+    around = [f"{each.name}({choice!r}, {shown.device_type!r})" for each, choice in mutations if each.kind == "around"]
     trains = shown.train if drawn.training is None else drawn.training
     around.insert(0, f"torch.set_grad_enabled({trains})")
     yield f"torch.manual_seed({shown.seed + index})"
@@ -94,10 +96,15 @@ def _call_lines(shown: Shown, index: int, drawn: DrawnCall, batch: str) -> Itera
 
 
 _COMMON: Final = '''\
+def on_device(leaf, dtype):
+    """A tensor of a batch where the model is; one that wants a gradient is a leaf there too."""
+    moved = leaf.detach().to({device!r}, dtype if leaf.is_floating_point() else None)
+    return moved.requires_grad_(leaf.requires_grad)
+
+
 def arguments(value, dtype):
-    """What is called: positional and keyword arguments, in the model's dtype."""
-    value = torch.utils._pytree.tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, value)
+    """What is called: positional and keyword arguments, in the model's dtype and on its device."""
+    value = torch.utils._pytree.tree_map_only(torch.Tensor, lambda leaf: on_device(leaf, dtype), value)
     if isinstance(value, dict):
         return (), value
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], (tuple, list)):
@@ -113,7 +120,8 @@ def results(number, model, output, given, trains):
     loss_function = {loss}
     if loss_function is None:
         floats = [tensor.float() for tensor in tensors if tensor.is_floating_point()]
-        weighted = [(y.square() + y) * torch.linspace(0.5, 1.5, y.numel()).view(y.shape) for y in floats]
+        weighted = [(y.square() + y) * torch.linspace(0.5, 1.5, y.numel(), device=y.device).view(y.shape)
+                    for y in floats]
         loss = sum(y.nan_to_num(0, 0, 0).mean() for y in weighted)
     else:
         loss = loss_function(output, given[1] if not given[0] else given[0] if len(given[0]) > 1 else given[0][0])

@@ -42,10 +42,21 @@ class Shown:
     keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Those of ``factory`` and ``inputs`` beside the sizes."""
     device: str = "cpu"
+    """Where the model and its batches are: made on the CPU, and moved."""
     kind: str = ""
     """Of the finding; empty: not known."""
     where: str = ""
     """What is wrong, as the finding names it."""
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the script moves the model and its batches to another device."""
+        return self.device != "cpu"
+
+    @property
+    def device_type(self) -> str:
+        """The device without its number, as autocast wants it."""
+        return self.device.partition(":")[0]
 
 
 _LOCALS = frozenset(("history", "module", "tensors", "call", "compile", "output", "outputs", "losses"))
@@ -62,7 +73,7 @@ def short_script(shown: Shown, source: Source) -> str | None:
 
     ``source`` gets the pieces of files that it needs. Raises OSError or TypeError where a source can't be had.
     """
-    if shown.loss is not None or shown.dtype != "float32" or shown.device != "cpu":
+    if shown.loss is not None or shown.dtype != "float32":
         return None
     try:
         lines = list(_history(shown, source))
@@ -103,17 +114,29 @@ def _made(source: Source, function: Any, keywords: Mapping[str, Any]) -> str:
     """What makes a module or a batch: what a function of one line returns, or else a call of it."""
     own = None
     if inspect.isfunction(function):
-        own = specialised_lines(function, keywords, {})
+        own = specialised_lines(function, _plain_defaults(function) | dict(keywords), {})
     if own is not None and len(own) == 1 and own[0].startswith("return ") and len(own[0]) < _WIDTH:
         source.add_used(function, own)
         return own[0].removeprefix("return ")
     return f"{source.add(function)}({', '.join(f'{name}={value!r}' for name, value in keywords.items())})"
 
 
+def _plain_defaults(function: Any) -> dict[str, Any]:
+    """The parameters of a function that it has a plain value for itself: a script names none of them."""
+    defaults: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if isinstance(parameter.default, (bool, int, float, str, type(None))):
+            defaults[name] = parameter.default
+    return defaults
+
+
 def _history(shown: Shown, source: Source) -> Iterator[str]:
     yield "def history(compile):"
     yield f"    torch.manual_seed({shown.seed})"
-    yield f"    module = {_made(source, shown.factory, shown.keywords.get('factory', {}))}"
+    moved = ""
+    if shown.is_moved:
+        moved = f".to({shown.device!r})"
+    yield f"    module = {_made(source, shown.factory, shown.keywords.get('factory', {}))}{moved}"
     if shown.training is not None:
         yield f"    module.train({shown.training})"
     for each in shown.without:
@@ -131,7 +154,7 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
         yield f"module.train({drawn.training})"
     yield f"torch.manual_seed({shown.seed + index})"
     made, wants_gradients = _tensors(shown, source, drawn)
-    yield f"tensors = {made}"
+    yield f"tensors = {_moved_tensors(made, wants_gradients, shown)}"
     changes = _lines_of("inputs", mutations, source)
     if not wants_gradients and not any(each.name == "requires_grad" for each, _ in mutations):
         changes = without_gradients(changes)
@@ -146,7 +169,7 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
             yield f"part, call = {each.name}(module, compile, {choice!r})"
     trains = shown.train if drawn.training is None else drawn.training
     around = [] if trains else ["torch.no_grad()"]
-    for line in _lines_of("around", mutations, source):
+    for line in _lines_of("around", mutations, source, shown.device_type):
         if line.startswith("return "):
             around.append(line.removeprefix("return "))
         else:
@@ -159,7 +182,10 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
     # What a call gives is there before the backward; so the last one needs none where that is what is wrong.
     if trains and (index < len(shown.history) - 1 or not _is_output(shown)):
         yield f"outputs = [y.float() for y in {_OUTPUTS} if y.is_floating_point() and y.requires_grad]"
-        yield "losses = [(y * (y + 1) * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).mean() for y in outputs]"
+        weights = "torch.linspace(0.5, 1.5, y.numel())"
+        if shown.is_moved:
+            weights += f".to({shown.device!r})"
+        yield f"losses = [(y * (y + 1) * {weights}.view(y.shape)).mean() for y in outputs]"
         yield "sum(losses, torch.zeros((), requires_grad=True)).backward()"
 
 
@@ -188,15 +214,26 @@ def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> tuple[str, bool]
     return f"list({call})", wants_gradients
 
 
-def _lines_of(kind: str, mutations: list[tuple[Mutation, str]], source: Source) -> list[str]:
-    """The lines of the mutations of a kind; of those around a call the last one returns what is entered."""
+def _moved_tensors(made: str, wants_gradients: bool, shown: Shown) -> str:
+    """The list of the inputs on the script's device; an input that wants a gradient is a leaf there too."""
+    if not shown.is_moved:
+        return made
+    moved = f"each.to({shown.device!r})"
+    if wants_gradients:
+        moved = f"each.detach().to({shown.device!r}).requires_grad_(each.requires_grad)"
+    return f"[{moved} for each in {made}]"
+
+
+def _lines_of(kind: str, mutations: list[tuple[Mutation, str]], source: Source, device: str = "cpu") -> list[str]:
+    """The lines of the mutations of a kind; of those around a call, on ``device``, the last one returns what is
+    entered."""
     lines: list[str] = []
     for each, choice in mutations:
         if each.kind != kind:
             continue
         known: dict[str, Any] = {"choice": choice}
         if kind == "around":
-            known["device"] = "cpu"
+            known["device"] = device
         own = specialised_lines(each.act, known, {"model": "module"})
         if own is None:
             raise _Unfit

@@ -8,6 +8,7 @@ processes and runs find them.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import threading
@@ -16,7 +17,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["Autotuning", "autotunes_kernels", "first_choices", "limit_autotuning", "pads_by_timing"]
+__all__ = ["Autotuning", "autotunes_kernels", "first_choices", "limit_autotuning", "pads_by_timing",
+           "timing_behind_stride"]
 
 
 @dataclass
@@ -137,6 +139,29 @@ def pads_by_timing(settings: Mapping[str, Any], devices: Collection[str]) -> boo
         return False
     pads = _inductor_setting(settings, "shape_padding")
     return pads and not _inductor_setting(settings, "force_shape_pad")
+
+
+def timing_behind_stride(settings: Mapping[str, Any], devices: Collection[str], eager: str, compiled: str) -> str:
+    """What timing may have decided that a stride is another one, as texts have it; empty: none did.
+
+    ``eager`` and ``compiled`` are the strides as Python writes them: ``(5, 1)``.
+    """
+    if autotunes_kernels(settings):
+        return "autotuning"
+    if pads_by_timing(settings, devices) and _is_padding(eager, compiled):
+        return "the padding of matrix products (pad_mm)"
+    return ""
+
+
+def _is_padding(eager: str, compiled: str) -> bool:
+    """Whether the same axes come in the same order, with gaps between them."""
+    before, after = ast.literal_eval(eager), ast.literal_eval(compiled)
+    if not isinstance(before, tuple) or not isinstance(after, tuple) or len(before) != len(after):
+        return False
+    wider = all(new >= old for old, new in zip(before, after, strict=True))
+    # Padding only widens gaps; an axis that moves is another memory format.
+    axes = range(len(before))
+    return wider and sorted(axes, key=before.__getitem__) == sorted(axes, key=after.__getitem__)
 
 
 def _inductor_setting(settings: Mapping[str, Any], name: str) -> bool:

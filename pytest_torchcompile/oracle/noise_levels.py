@@ -203,17 +203,22 @@ class Projections:
         """Squared projection on the values."""
         if self._size <= 0:
             return 0.0
-        return self._along**2 / self._size
+        return _square(self._along) / self._size
 
     @property
     def along_constant(self) -> float:
         """Squared projection on a constant."""
-        return self._offset**2 / max(1, self._count)
+        return _square(self._offset) / max(1, self._count)
 
     @property
     def squared_norm(self) -> float:
         """Squared norm of the values."""
         return self._size
+
+
+def _square(number: float) -> float:
+    """The square, of what is larger than 1e150 that of 1e150: Python raises where a power has no end."""
+    return min(abs(number), 1e150) ** 2
 
 
 @dataclass

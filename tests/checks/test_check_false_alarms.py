@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.checks import layout, load
+from pytest_torchcompile.checks import load
 from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.gauges import autotune
 from pytest_torchcompile.gauges.autotune import autotunes_kernels, pads_by_timing
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.plan.models import ModelEntry
@@ -137,7 +138,7 @@ def test_where_inductor_uses_a_stopwatch(settings, devices, tuned, padded):
 
 def test_another_order_of_axes_is_no_padding():
     """channels_last that was lost comes of no stopwatch."""
-    assert layout._is_padding("(5, 1)", "(8, 1)")
-    assert not layout._is_padding("(1, 5)", "(5, 1)")
-    assert not layout._is_padding("(8, 1)", "(5, 1)")
-    assert not layout._is_padding("(5, 1)", "None")
+    assert autotune._is_padding("(5, 1)", "(8, 1)")
+    assert not autotune._is_padding("(1, 5)", "(5, 1)")
+    assert not autotune._is_padding("(8, 1)", "(5, 1)")
+    assert not autotune._is_padding("(5, 1)", "None")

@@ -136,6 +136,31 @@ def test_mistakes(arguments, says, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.needs_torch
+def test_a_device_that_is_not_here(tmp_path, capsys):
+    """Said once at the start: every program would else be left out, one after the other."""
+    assert main(["hunt", "--device", "nowhere", "-o", str(tmp_path)]) == 4
+    said = capsys.readouterr().err
+    assert said.startswith("--device nowhere: torch can't put a tensor there (")
+    assert said.endswith("); expected cpu, or cuda on a machine with a GPU\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.needs_torch
+def test_a_program_is_on_the_hunted_device(tmp_path):
+    """The meta device holds no numbers, but it is another one than the CPU."""
+    path = tmp_path / "program.py"
+    path.write_text(layer_source(0))
+    program = hunt.program_of({"file": str(path), "backend": "eager", "device": "meta"})
+    assert {each.device.type for each in program.make_model().parameters()} == {"meta"}
+    assert [each.device.type for each in program.batch({"B": 2}, 0).args] == ["meta"]
+    import torch
+
+    from pytest_torchcompile.contract import history_run
+
+    assert history_run._device_type(torch.nn.Identity(), program.batch({"B": 2}, 0)) == "meta"
+
+
 def test_a_state_that_is_none(tmp_path, capsys):
     (tmp_path / "hunt.json").write_text("[]")
     assert main(["hunt", "-o", str(tmp_path)]) == 4

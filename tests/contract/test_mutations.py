@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.contract.history_run import changed_batch
+from pytest_torchcompile.contract.changed_batch import changed_batch
 from pytest_torchcompile.contract.mutation import NAMES, chosen_names, mutation
 from pytest_torchcompile.contract.script import copied_source
 from pytest_torchcompile.errors import UsageError

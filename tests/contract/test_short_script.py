@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 
 import contract_programs
 import pytest
@@ -138,3 +139,50 @@ def ends_early(choice):
 
 def test_a_function_that_ends_early():
     assert specialised_lines(ends_early, {"choice": ""}, {}) is None
+
+
+def layers_of(channels=4, bias=True):
+    return nn.Sequential(nn.Conv2d(channels, channels, 1, bias=bias))
+
+
+def test_what_a_factory_has_defaults_for_is_no_name_in_the_script():
+    """A one-line factory is written where it is called: its parameters are not there."""
+    shown = Shown("value: off", layers_of, images, None, (call(B=2),), {"backend": "eager"},
+                  keywords={"factory": {"bias": False}}, kind="value", where="output")
+    script = written_script(shown)
+    assert "module = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False))" in script
+    run(script)
+
+
+def mean_of_squares(output, batch):
+    return output.square().mean()
+
+
+MOVED = (DrawnCall((("B", 2),), None, (("autocast", "bfloat16"),)), call(B=3))
+
+
+def leaves_wanted(B):
+    """An input that wants a gradient, and is a leaf."""
+    return (torch.randn(B, 4, 6, 6).requires_grad_(),)
+
+
+@pytest.mark.parametrize("loss", [None, mean_of_squares], ids=["short", "long"])
+def test_a_script_for_another_device(loss):
+    """``cpu:0`` is another name of the only device that is here: the script moves what it would move to a GPU."""
+    shown = Shown("gradient: off", layers, leaves_wanted, loss, MOVED, {"backend": "eager"}, device="cpu:0",
+                  kind="gradient", where="gradient of input[0]")
+    script = written_script(shown)
+    assert "to('cpu:0'" in script
+    assert "autocast('cpu', " in script.replace('device_type=', '') or "'bfloat16', 'cpu')" in script
+    run(script)
+    on_gpu = written_script(replace(shown, device="cuda:1"))
+    assert on_gpu.replace("cuda:1", "cpu:0").replace("'cuda'", "'cpu'") == script
+
+
+@pytest.mark.parametrize("loss", [None, mean_of_squares], ids=["short", "long"])
+def test_a_script_of_a_gpu_runs_there(loss):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    shown = Shown("gradient: off", layers, leaves_wanted, loss, MOVED, {"backend": "aot_eager"}, device="cuda",
+                  kind="gradient", where="gradient of input[0]")
+    run(written_script(shown))

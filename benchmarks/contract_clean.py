@@ -54,8 +54,20 @@ KNOWN = (
     ("torch.nn.LSTMCell(", "autocast inner_autocast", "error", "backward-under-autocast.md"),
     ("torch.nn.Linear(", "autocast inner_autocast", "gradient", "backward-under-autocast.md"),
     ("", "unfrozen=True", "gradient", "unfrozen-parameters-keep-no-gradient.md"),
+    ("", "unfrozen=True", "requires_grad", "unfrozen-parameters-keep-no-gradient.md"),
+    ("interpolate(", "cuda=True autocast", "dtype", "interpolate-under-autocast.md"),
+    ("interpolate(", "cuda=True inner_autocast", "dtype", "interpolate-under-autocast.md"),
+    ("torch.nn.Upsample(", "cuda=True memory_format", "stride", "interpolate-memory-order.md"),
+    ("torch.nn.RReLU(", "cuda=True strides", "stride", "rrelu-in-evaluation-memory-order.md"),
+    ("torch.nn.BatchNorm", "special_values", "buffer", "batch-norm-of-infinity.md"),
+    ("", "changed_class=True", "dtype", "class-change-unseen.md"),
+    ("", "cuda=True empty_batch", "error", "attention-of-an-empty-batch.md"),
+    (" % ", "special_values", "value", "remainder-of-large-numbers.md"),
 )
-"""Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``."""
+"""Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``.
+
+On torch 2.11 set ``TORCHINDUCTOR_AUTOGRAD_CACHE=0``: its cache hands graphs of another autocast dtype out, which no
+history tells (autocast-dtype-not-in-cache-key.md)."""
 _FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
         "MaxPool2d(2)", "MultiheadAttention(6, 2, batch_first=True)", "Dropout(0.3)", "LSTMCell(6, 5)")
 _APART = 37
@@ -93,7 +105,7 @@ def mutated_histories(dims: Dims, offered: dict[str, list[str]], count: int, see
     return list(drawn)[:count]
 
 
-def page_of(text: str, found: list[Any]) -> str:
+def page_of(text: str, found: list[Any], device: str = "cpu") -> str:
     """The page of a known error; empty: the finding is false, or an error of torch that nobody knew.
 
     Only the call that shows it is looked at: another call of its history excuses nothing, unless it has put the module
@@ -108,14 +120,27 @@ def page_of(text: str, found: list[Any]) -> str:
     modes = [each.training for each in calls if each.training is not None]
     if modes and not modes[-1]:
         had.add("training=False")
-    frozen = {choice for each in calls for name, choice in each.mutations if name == "frozen"}
-    # Other parameters are frozen than before, so some are not any more: an error of torch 2.11, and not of 2.13.
-    if len(frozen) > 1 and version("torch").startswith("2.11") and "eager has a gradient, compiled none" in message:
-        had.add("unfrozen=True")
+    if device == "cuda":
+        had.add("cuda=True")
+    if version("torch").startswith("2.11"):
+        had |= _changed_unseen(calls, kind, message)
     for program, words, its_kind, page in KNOWN:
         if program in text and kind == its_kind and set(words.split()) <= had:
             return page
     return ""
+
+
+def _changed_unseen(calls: Sequence, kind: str, message: str) -> set[str]:
+    """What torch 2.11, and 2.13 no more, does not see of a module that changes between calls."""
+    unseen = set()
+    frozen = {choice for each in calls for name, choice in each.mutations if name == "frozen"}
+    # Other parameters are frozen than before, so some are not any more.
+    told_so = kind == "requires_grad" or "eager has a gradient, compiled none" in message
+    if told_so and (len(frozen) > 1 or (frozen and len(calls) > 1)):
+        unseen.add("unfrozen=True")
+    if any(name == "inner_autocast" for each in calls[1:] for name, _ in each.mutations):
+        unseen.add("changed_class=True")
+    return unseen
 
 
 def run_program(worker: Worker, dims: Dims, count: int, seed: int) -> dict[str, Any]:
@@ -157,7 +182,7 @@ def records_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def summary(records: list[dict[str, Any]]) -> None:
+def summary(records: list[dict[str, Any]], device: str) -> None:
     """Print counts, findings, and the cost of a history."""
     counts: Counter[str] = Counter()
     for each in records:
@@ -166,7 +191,7 @@ def summary(records: list[dict[str, Any]]) -> None:
     false = []
     for each in records:
         for found in each["findings"]:
-            if page := page_of(each["text"], found):
+            if page := page_of(each["text"], found, device):
                 pages[page] += 1
             else:
                 false.append((each["about"], found))
@@ -197,7 +222,7 @@ def main() -> None:
     own_folder.mkdir(parents=True, exist_ok=True)
     if options.table:
         logs = sorted(options.folder.glob(f"{options.backend}-*.jsonl"))
-        summary([record for log in logs for record in records_of(log)])
+        summary([record for log in logs for record in records_of(log)], options.device)
         return
     log = options.folder / f"{options.backend}-{options.seed}.jsonl"
     records = records_of(log)
@@ -233,10 +258,10 @@ def main() -> None:
         print(f"{time.monotonic() - start:6.0f} s {histories:6.0f} histories, {about}: "
               f"{len(found['findings'])} findings", flush=True)
         for each in found["findings"]:
-            print("   ", page_of(text, each) or "FALSE?", *each, sep=" | ", flush=True)
+            print("   ", page_of(text, each, options.device) or "FALSE?", *each, sep=" | ", flush=True)
     if worker is not None:
         worker.close()
-    summary(records)
+    summary(records, options.device)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,8 @@ class _Sides:
     compile: Any = field(init=False)
     settings: Mapping[str, Any] = field(init=False)
     """Of ``torch.compile``, with the backend of this history."""
+    inner_unit: float = 0.0
+    """The unit roundoff of the autocast that the module enters itself, as some call of the history has made it."""
 
     def __post_init__(self) -> None:
         self.eager, self.compiled = self._make_module(), self._make_module()
@@ -194,6 +196,8 @@ class _Sides:
             except Exception:  # whatever the user's module raises
                 return False
             each.act(self.compiled, changes[each.name])
+        if "inner_autocast" in changes:
+            self.inner_unit = max(self.inner_unit, unit_of(getattr(torch, changes["inner_autocast"])))
         if drawn.training is not None:
             self.eager.train(drawn.training)
             self.compiled.train(drawn.training)
@@ -223,7 +227,7 @@ class _Sides:
                  tape: Tape, changes: Mapping[str, str], trains: bool) -> Discrepancy | None:
         unit = None
         if "autocast" in changes:
-            unit = unit_of(getattr(torch, changes["autocast"]))
+            unit = max(unit_of(getattr(torch, changes["autocast"])), self.inner_unit)
         visible = _visible_changes(changes)
         # A backward pass that the call has not may raise: some operators have none.
         has_backward = trains and visible.get("grad_mode") != "no_grad"

@@ -11,6 +11,7 @@ import torch
 from pytest_torchcompile.oracle.estimate import SEEN, Scale, finite_values, split_pieces
 from pytest_torchcompile.oracle.leaf_limits import OFF, Limits
 from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
+from pytest_torchcompile.oracle.operator_rounding import largest_flushed
 
 __all__ = ["HALF", "ErrorTally", "Stretch", "split_leaf"]
 
@@ -31,11 +32,14 @@ class Stretch:
     is_finite: torch.Tensor
     noise: torch.Tensor
     jumps: torch.Tensor
+    flushed: float
+    """Errors up to this size are none, and values up to it may be zeros."""
 
     def error_of(self, compiled: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """How far compiled values are off; zero where one of the three is not finite."""
+        """How far compiled values are off; zero where one of the three is not finite, and for what may be flushed."""
         use = self.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
-        return (compiled.double() - self.exact).where(use, 0.0)
+        error = compiled.double() - self.exact
+        return error.where(use & (error.abs() > self.flushed), 0.0)
 
     def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
         """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
@@ -44,11 +48,13 @@ class Stretch:
 
 def split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, tuple[torch.Tensor, ...]]]:
     """The leaf in pieces, with the same stretch of some other tensors."""
+    flushed = largest_flushed(scale.dtype)
     for value, spread, reach, mine, *rest in split_pieces(
         scale.centre, scale.spread, scale.reach, scale.eager, *others
     ):
         exact = finite_values(value.double())
-        yield Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)
+        noise, jumps = scale.element_noise(exact, spread, reach, mine)
+        yield Stretch(exact, torch.isfinite(value), noise, jumps, flushed), tuple(rest)
 
 
 @dataclass
@@ -90,7 +96,7 @@ class ErrorTally:
         # An element that jumps is off by chance one way or the other: it says nothing of a systematic offset.
         self.systematic.add(error.where(~part.jumps, 0.0), part.exact)
         distance, size = error.abs(), part.exact.abs()
-        ratio, signal = distance / part.noise, size / part.noise
+        ratio, signal = distance / part.noise, size.where(size > part.flushed, 0.0) / part.noise
         off = ratio > self.limits.rms
         # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
         there = (signal > self.limits.rms) & (size > _RESOLVED * self.largest)

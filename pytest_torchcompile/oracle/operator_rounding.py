@@ -27,6 +27,7 @@ __all__ = [
     "Operator",
     "count_terms",
     "input_units",
+    "largest_flushed",
     "narrowest_unit",
     "operator_facts",
     "program_unit",
@@ -55,14 +56,22 @@ def unit_of(dtype: torch.dtype) -> float:
 
 
 def smallest_noise(dtype: torch.dtype) -> float:
-    """The noise that every element has at least, in absolute terms: a quarter of the smallest normal number.
-
-    Kernels of a GPU make zeros of subnormals, and what a batch norm's 316 makes of their rounding is many steps of
-    them. Of float16, whose subnormals are in daily use, it is half a step.
-    """
+    """Half a step of subnormals: some for float16, whose subnormals are in daily use."""
     if dtype == torch.float16:
         return 2.0**-25
-    return max(torch.finfo(dtype).tiny / 4, _SMALLEST)
+    info = torch.finfo(dtype)
+    return max(info.tiny * info.eps / 2, _SMALLEST)
+
+
+def largest_flushed(dtype: torch.dtype) -> float:
+    """The size up to which an error is none: kernels of a GPU make zeros of subnormals.
+
+    A batch norm multiplies what they are off by with up to 316, which stays far below the smallest normal number. None
+    of float16, whose subnormals are in daily use.
+    """
+    if dtype == torch.float16:
+        return 0.0
+    return torch.finfo(dtype).tiny
 
 
 def narrowest_unit(tensors: Iterable[torch.Tensor]) -> float | None:

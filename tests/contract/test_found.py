@@ -108,6 +108,44 @@ def test_an_unfrozen_parameter():
     assert f"`{expected}`" in (FOUND / "unfrozen-parameters-keep-no-gradient.md").read_text(encoding="utf-8")
 
 
+_BY_VERSION = {
+    "autocast-dtype-not-in-cache-key.md": {"2.11": "torch.float16\ntorch.float16",
+                                           "2.13": "torch.float16\ntorch.bfloat16",
+                                           "2.15": "torch.float16\ntorch.bfloat16"},
+    "class-change-unseen.md": {"2.11": "False", "2.13": "True", "2.15": "True"},
+    "batch-norm-of-infinity.md": {"2.11": "inf nan", "2.13": "inf nan"},
+}
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("page", _BY_VERSION)
+def test_what_some_versions_have(page):
+    """The page says what each version prints."""
+    expected = _BY_VERSION[page].get(".".join(version("torch").split(".")[:2]))
+    if expected is None:
+        pytest.skip(f"seen on torch {', '.join(_BY_VERSION[page])}")
+    ended = run_script(page)
+    assert ended.stdout.strip() == expected, ended.stderr
+    for line in expected.splitlines():
+        assert f"`{line}`" in (FOUND / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("page", "expected"), [
+    ("interpolate-under-autocast.md", "torch.float32 torch.bfloat16"),
+    ("interpolate-memory-order.md", "(2240, 1, 112, 4) (2240, 560, 28, 1)"),
+])
+def test_interpolation_on_a_gpu(page, expected):
+    import torch
+
+    assert f"`{expected}`" in (FOUND / page).read_text(encoding="utf-8")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if not version("torch").startswith("2.11"):
+        pytest.skip("seen on torch 2.11")
+    assert run_script(page).stdout.strip() == expected
+
+
 @pytest.mark.needs_torch
 def test_attention_of_an_empty_batch():
     import torch

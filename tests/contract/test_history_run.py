@@ -13,6 +13,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.contract.history_run import Program, run_history
 from pytest_torchcompile.contract.script import Shown, written_script
 from pytest_torchcompile.fuzz.drawn_call import call
+from pytest_torchcompile.gauges import autotune
 
 pytestmark = pytest.mark.needs_torch
 
@@ -310,3 +311,53 @@ def test_a_buffer_of_inference_mode(grad_mode):
     came = run(Reassigning, slightly_off, call(B=3, grad_mode=grad_mode))
     assert came.problem is not None
     assert came.problem.kind in ("value", "buffer")
+
+
+class Half(nn.Module):
+    """(B, 4) -> the same, in the dtype of autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        """The sum is one more rounding."""
+        y = self.linear(x)
+        return y + y / 3
+
+
+def one_step_of_bfloat16(module, example_inputs):
+    """A backend whose first result is off by a rounding of bfloat16, which is eight of float16."""
+    def run(*arguments):
+        first, *others = module(*arguments)
+        return first * (1 + 2.0**-8), *others
+
+    return run
+
+
+def test_the_coarser_of_two_autocasts_says_how_much_is_rounding():
+    """What the caller enters is float16; the module enters bfloat16 within."""
+    assert run(Half, one_step_of_bfloat16, call(B=3, autocast="float16")).problem is not None
+    inner = call(B=3, autocast="float16", inner_autocast="bfloat16")
+    assert run(Half, one_step_of_bfloat16, inner).problem is None
+    # The module goes on entering it.
+    later = (call(B=3, inner_autocast="bfloat16"), call(B=2, autocast="float16"))
+    assert run(Half, one_step_of_bfloat16, *later).problem is None
+
+
+def padded(module, example_inputs):
+    """A backend whose first result has gaps between its rows."""
+    def run(*arguments):
+        first, *others = module(*arguments)
+        return torch.nn.functional.pad(first, (0, 4))[..., :4], *others
+
+    return run
+
+
+def test_a_stride_that_a_stopwatch_decides_is_no_finding(monkeypatch):
+    """On a GPU Inductor times whether to pad a matrix product: another machine has other strides."""
+    assert run(Half, padded, call(B=3)).problem.message.startswith("output: stride is (4, 1) in eager, (8, 1) compiled")
+    monkeypatch.setattr(autotune, "pads_by_timing", lambda settings, devices: True)
+    assert run(Half, padded, call(B=3)).problem is None
+    came = run(Half, lambda module, inputs: lambda *given: (module(*given)[0].mT.contiguous().mT,), call(B=4))
+    assert came.problem.message.startswith("output: stride is (4, 1) in eager, (1, 4) compiled")

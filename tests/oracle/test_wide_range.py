@@ -8,6 +8,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle.noise_levels import Levels, Projections
 
 pytestmark = pytest.mark.needs_torch
 
@@ -129,3 +130,44 @@ def test_what_is_chosen_by_a_scatter_does_not_round(other, is_wrong):
     spread = expected.estimates["gradient of linear.bias"].spread
     assert spread is not None
     assert bool((spread > 0).all())
+
+
+class Small(nn.Module):
+    """(B, 8) -> (B, 8) of about ``size``."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, x):
+        """Products alone: nothing is lost on the way."""
+        return x.sin() * self.size
+
+
+def flushed(y):
+    """Subnormals are zeros, as in kernels of a GPU."""
+    return torch.where(y.abs() < torch.finfo(y.dtype).tiny, -y, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_subnormals_that_are_flushed_are_right(dtype):
+    torch.manual_seed(0)
+    model, batch = Small(1e-38), Batch.of((torch.randn(16, 8, dtype=dtype),))
+    assert flushed(model(*batch.args)).any()
+    assert not wrong_leaves(model, batch, flushed)
+
+
+def test_small_normal_numbers_have_to_be_right():
+    """A tenth of 1e-36 is eight times the smallest normal number."""
+    torch.manual_seed(0)
+    batch = Batch.of((torch.randn(16, 8),))
+    assert "output" in wrong_leaves(Small(1e-36), batch, lambda y: 0.1 * y)
+    assert "output" in wrong_leaves(Small(1e-36), batch, lambda y: -y)
+
+
+@pytest.mark.parametrize("number", [1e200, float("inf")])
+def test_sums_whose_squares_have_no_end(number):
+    """Special numbers all over a tensor leave such sums; Python raises OverflowError for their squares."""
+    sums = Projections(Levels(torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)))
+    sums.add_sums(1.0, number, number, 1.0, 4)
+    assert (sums.along_values, sums.along_constant) == pytest.approx((1e300, 1e300 / 4))

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, root_sum_square, sample_elements
+from pytest_torchcompile.oracle.noise_levels import (
+    Levels,
+    Noise,
+    Projections,
+    read_numbers,
+    root_sum_square,
+    sample_elements,
+)
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = [
@@ -29,14 +36,12 @@ _SMALL = 1 << 14
 _FINE = 1 << 20
 ROUNDINGS: Final = 2.0**8
 """Roundings of the largest values up to which an error may be rounding alone."""
-_SIXTEENTH = 2.0**-4
 # Share of a leaf's usual size up to which no noise of it is large.
 _STEADY = 2.0**-8
 # And for a leaf of one draw: random numbers that nobody replays may come out alike once.
 _STEADY_ONCE = 2.0**-12
 CANCELLED: Final = 2.0**-16
 """Share of its noise up to which a leaf is zero but for rounding."""
-_ENDLESS = float("inf")
 # A leaf with values from here on has its errors held in float64: bfloat16's largest number is 3.4e38.
 _HUGE = 1e38
 # Share of a dtype's range beyond which rounding decides about overflow.
@@ -121,13 +126,13 @@ class Estimate:
         for mine, exact in split_pieces(eager, self.value):
             error = finite_values(mine.double() - exact)
             exact = finite_values(exact)
-            apart += float(error.dot(error))
-            size += float(exact.dot(exact))
+            squares = read_numbers(error.dot(error), exact.dot(exact))
+            apart, size = apart + squares[0], size + squares[1]
         return self.is_so_near(apart, size, eager.dtype)
 
     def is_so_near(self, apart: float, size: float, dtype: torch.dtype) -> bool:
         """:meth:`is_near`, of the sums of squares of eager's errors and of the expected values."""
-        share = min(ROUNDINGS * torch.finfo(dtype).eps / 2, _SIXTEENTH)
+        share = min(ROUNDINGS * torch.finfo(dtype).eps / 2, 1 / 16)
         return apart <= share**2 * size
 
     @property
@@ -165,7 +170,7 @@ class Estimate:
     def _usual_size(self) -> float:
         """Root mean square of what is expected; NaN where that is not finite, and infinite for what has no sizes."""
         if not self.continuous or not self.value.numel():
-            return _ENDLESS
+            return math.inf
         squares = 0.0
         for (exact,) in split_pieces(self.value):
             squares += float(exact.dot(exact))
@@ -207,7 +212,7 @@ class Estimate:
             self.spread = torch.zeros(self.value.numel(), dtype=dtype, device=self.value.device)
             # Two bytes an element, where no error can be beyond their range.
             held, sizes = torch.bfloat16, self.value.abs()
-            if bool(((sizes > _HUGE) & (sizes < _ENDLESS)).any()):
+            if bool(((sizes > _HUGE) & (sizes < math.inf)).any()):
                 held = torch.float64
             self.reach = torch.zeros_like(self.spread, dtype=held)
             exact = sample_elements(self.value)
@@ -276,7 +281,6 @@ def split_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     yield from zip(*(torch.split(t.reshape(-1), size) for t in tensors), strict=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- scale
 EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
 # An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there.

@@ -21,7 +21,7 @@ from pytest_torchcompile.oracle.estimate import (
 )
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
-from pytest_torchcompile.oracle.noise_levels import Projections
+from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
 from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
@@ -135,8 +135,8 @@ def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) 
     share = eps**0.5
     apart = (e - c).abs()
     # NaN here and infinity there are judged elsewhere.
-    farthest = float(apart.nan_to_num_(0.0, 0.0, 0.0).amax())
-    typical = float(e.abs().nan_to_num_(0.0, 0.0, 0.0).mean(dtype=torch.float32))
+    sizes = e.abs().nan_to_num_(0.0, 0.0, 0.0)
+    farthest, typical = read_numbers(apart.nan_to_num_(0.0, 0.0, 0.0).amax(), sizes.mean(dtype=torch.float32))
     # Nearly all leaves end here.
     if farthest <= share * typical:
         return ""
@@ -284,5 +284,9 @@ def with_values(leaf: Leaf, flat: int, e: torch.Tensor, c: torch.Tensor, expecte
     for size in reversed(e.shape):
         index = (flat % size, *index)
         flat //= size
-    eager, compiled, truth = (t[index].item() for t in (e, c, expected))
+    values = [tensor[index] for tensor in (e, c, expected)]
+    if all(value.is_floating_point() for value in values):
+        eager, compiled, truth = read_numbers(*values)
+    else:
+        eager, compiled, truth = (value.item() for value in values)
     return replace(leaf, index=index, eager=eager, compiled=compiled, expected=truth)

@@ -35,13 +35,16 @@ class Levels:
         magnitude, loudness = _exponents(value), _exponents(noise)
         # Noise without an end says nothing of the other elements, and has no middle.
         loudness.masked_fill_(loudness == _ENDLESS, 0)
-        self._top, loudest = map(int, read_numbers(magnitude.amax(), loudness.amax()))
+        is_still = loudness == 0
+        quietest_of_all = loudness.masked_fill(is_still, _ENDLESS).amin()
+        self._top, loudest, quietest = map(int, read_numbers(magnitude.amax(), loudness.amax(), quietest_of_all))
+        # The level of each bin, on the CPU and where the leaf is.
+        self._levels: torch.Tensor | None = None
         self._table: torch.Tensor | None = None
         if loudest:
-            is_still = loudness == 0
             # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an
             # element of 1e30 the noise of all others would else be as large as the last bin's.
-            bins = loudest - int(loudness.masked_fill(is_still, loudest).amin()) + 1
+            bins = loudest - quietest + 1
             # One more column than bins of noise, the last: elements that no draw has moved.
             columns = (loudest - loudness).masked_fill_(is_still, bins)
             cells = self._bins_of(magnitude) * (bins + 1) + columns
@@ -49,14 +52,15 @@ class Levels:
             medians = _row_medians(counts.view(_BINS, bins + 1).cpu())
             # The middle of a bin: half an exponent above its lower end.
             levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
-            self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
-        # The lower median of the magnitudes that are not zero.
-        self.typical = _lower_median(value.abs())
-        # The usual noise of a value over its size.
-        self.relative = 0.0
-        if self.typical:
-            typical = torch.full((1,), self.typical, dtype=torch.float64, device=value.device)
-            self.relative = float(self.of(typical)) / self.typical
+            self._levels = torch.tensor(levels, dtype=torch.float64)
+            self._table = self._levels.to(value.device)
+        # The lower median of the magnitudes that are not zero, and the usual noise of a value over its size.
+        self.typical = self.relative = 0.0
+        sizes = value.abs()
+        median = sizes.masked_fill(sizes == 0, math.nan).nanmedian()
+        typical, usual_noise = read_numbers(median, self.of(median.double()))
+        if not math.isnan(typical):
+            self.typical, self.relative = typical, usual_noise / typical
 
     def of(self, exact: torch.Tensor) -> torch.Tensor:
         """The level of each of some (finite) elements; zero where nothing of the leaf has noise."""
@@ -65,16 +69,16 @@ class Levels:
         return self._table[self._bins_of(_exponents(exact))]
 
     def by_exponent(self) -> torch.Tensor | None:
-        """The level of each exponent of a positive float32 number (``bits >> 23``), in float32.
+        """The level of each exponent of a positive float32 number (``bits >> 23``), in float32 and on the CPU.
 
         The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. None where
         nothing of the leaf has noise.
         """
-        if self._table is None:
+        if self._levels is None:
             return None
-        exponents = torch.arange(_EXPONENTS, device=self._table.device) + _FLOAT64_ABOVE_FLOAT32
-        levels = self._table[self._bins_of(exponents)]
-        levels[0] = torch.minimum(levels[0], self._table[-1])
+        exponents = torch.arange(_EXPONENTS) + _FLOAT64_ABOVE_FLOAT32
+        levels = self._levels[self._bins_of(exponents)]
+        levels[0] = torch.minimum(levels[0], self._levels[-1])
         return levels.float()
 
     def weights(self, exact: torch.Tensor) -> torch.Tensor:
@@ -86,16 +90,6 @@ class Levels:
     def _bins_of(self, magnitude: torch.Tensor) -> torch.Tensor:
         below = (self._top - magnitude).bitwise_right_shift_(1).clamp_(0, _BINS - 2)
         return below.masked_fill_(magnitude == 0, _BINS - 1)
-
-
-def _lower_median(sizes: torch.Tensor) -> float:
-    positive = sizes > 0
-    # To choose elements takes as long as the median of them, and most leaves hold no zero.
-    if not bool(positive.all()):
-        sizes = sizes[positive]
-    if not sizes.numel():
-        return 0.0
-    return float(sizes.median())
 
 
 def sample_elements(tensor: torch.Tensor) -> torch.Tensor:

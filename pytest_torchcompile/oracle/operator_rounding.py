@@ -27,7 +27,6 @@ __all__ = [
     "Operator",
     "count_terms",
     "input_units",
-    "largest_flushed",
     "narrowest_unit",
     "operator_facts",
     "program_unit",
@@ -61,17 +60,6 @@ def smallest_noise(dtype: torch.dtype) -> float:
         return 2.0**-25
     info = torch.finfo(dtype)
     return max(info.tiny * info.eps / 2, _SMALLEST)
-
-
-def largest_flushed(dtype: torch.dtype) -> float:
-    """The size up to which an error is none: kernels of a GPU make zeros of subnormals.
-
-    A batch norm multiplies what they are off by with up to 316, which stays far below the smallest normal number. None
-    of float16, whose subnormals are in daily use.
-    """
-    if dtype == torch.float16:
-        return 0.0
-    return torch.finfo(dtype).tiny
 
 
 def narrowest_unit(tensors: Iterable[torch.Tensor]) -> float | None:

@@ -22,7 +22,7 @@ from pytest_torchcompile.oracle.estimate import (
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR, grain_of, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
-from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, read_numbers
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = ["settle_by_eager"]
@@ -69,6 +69,7 @@ def _sum_pieces(e: torch.Tensor, c: torch.Tensor, estimate: Estimate, levels: Le
     by_exponent = levels.by_exponent()
     if by_exponent is None or float(by_exponent.amin()) < _SMALLEST:
         return None
+    by_exponent = by_exponent.to(e.device)
     unit, tiny = unit_of(e.dtype), smallest_noise(e.dtype)
     sums = _Sums()
     workspace: _Workspace | None = None
@@ -157,9 +158,6 @@ class _Sums:
     has_signal: bool = False
     """Whether some value is so far above its noise that a leaf of zeros would not pass for this one."""
     finite: bool = True
-    _highest: float = 0.0
-    """Of the piece that was taken in last: the largest error over its noise, and the largest noise."""
-    _loudest: float = 0.0
 
     def add(self, piece: _Workspace, unit: float, tiny: float, limits: Limits, typical: float) -> None:
         """Take a piece in, and spoil it; ``unit`` and ``tiny`` bound the noise of an element from below."""
@@ -179,26 +177,22 @@ class _Sums:
         squared_size, squared_error = torch.square(size, out=piece.spare), error.square_()
         squared_ratio = torch.div(squared_error, squared_noise, out=piece.other)
         found += [squared_ratio.sum(), squared_ratio.amax(), squared_error.amax(), squared_size.amax()]
-        found += [squared_noise.amax()]
-        self._add_found(torch.stack(found).tolist(), squared_ratio)
-        if not self.finite:
-            return
-        if not self.has_signal:
-            self.has_signal = bool((squared_size > squared_noise * limits.peak**2).any())
-        if self._loudest * limits.rms >= typical:
-            self.blind += int((squared_noise * limits.rms**2 >= size.clamp(min=typical).square_()).sum())
-        if self._highest > limits.rms:
-            off = squared_ratio > limits.rms**2
-            self.wrong += int(off.sum())
-            lost = off & (squared_size > squared_noise * limits.rms**2) & (squared_error >= squared_size * HALF**2)
-            self.lost += int(lost.sum())
+        has_signal = (squared_size > squared_noise * limits.peak**2).any()
+        bounds = squared_noise.mul_(limits.rms**2)
+        off = squared_ratio > limits.rms**2
+        lost = off & (squared_size > bounds) & (squared_error >= squared_size * HALF**2)
+        blind = bounds >= size.clamp_(min=typical).square_()
+        # All in one step: a GPU is waited for once a piece, and not for each number.
+        found += [has_signal, blind.sum(), off.sum(), lost.sum(), squared_ratio.argmax()]
+        self._add_found(read_numbers(*found))
         self.count += expected.numel()
 
-    def _add_found(self, found: list[float], ratio: torch.Tensor) -> None:
+    def _add_found(self, found: list[float]) -> None:
         self.finite = self.finite and all(map(math.isfinite, found))
         if not self.finite:
             return
-        apart, values, own_squares, own_along, own_offset, weights, along, offset, squares, *most = found
+        apart, values, own_squares, own_along, own_offset, weights, along, offset, squares, *rest = found
+        highest, farthest, largest, has_signal, blind, wrong, lost, place = rest
         self.apart += apart
         self.size += values
         self.own_squares += own_squares
@@ -208,7 +202,10 @@ class _Sums:
         self.along += along
         self.offset += offset
         self.squares += squares
-        self._highest, farthest, largest, self._loudest = (value**0.5 for value in most)
-        if self._highest > self.peak:
-            self.peak, self.worst = self._highest, self.count + int(ratio.argmax())
-        self.farthest, self.largest = max(self.farthest, farthest), max(self.largest, largest)
+        self.has_signal = self.has_signal or bool(has_signal)
+        self.blind += int(blind)
+        self.wrong += int(wrong)
+        self.lost += int(lost)
+        if highest**0.5 > self.peak:
+            self.peak, self.worst = highest**0.5, self.count + int(place)
+        self.farthest, self.largest = max(self.farthest, farthest**0.5), max(self.largest, largest**0.5)

@@ -57,12 +57,13 @@ KNOWN = (
     ("", "unfrozen=True", "requires_grad", "unfrozen-parameters-keep-no-gradient.md"),
     ("interpolate(", "cuda=True autocast", "dtype", "interpolate-under-autocast.md"),
     ("interpolate(", "cuda=True inner_autocast", "dtype", "interpolate-under-autocast.md"),
-    ("torch.nn.Upsample(", "cuda=True memory_format", "stride", "interpolate-memory-order.md"),
+    ("linear'", "cuda=True memory_format", "stride", "interpolate-memory-order.md"),
     ("torch.nn.RReLU(", "cuda=True strides", "stride", "rrelu-in-evaluation-memory-order.md"),
-    ("torch.nn.BatchNorm", "special_values", "buffer", "batch-norm-of-infinity.md"),
+    ("torch.nn.BatchNorm", "special_values=inf", "buffer", "batch-norm-of-infinity.md"),
+    ("torch.nn.BatchNorm", "special_values=mixed", "buffer", "batch-norm-of-infinity.md"),
     ("", "changed_class=True", "dtype", "class-change-unseen.md"),
-    ("", "cuda=True empty_batch", "error", "attention-of-an-empty-batch.md"),
-    (" % ", "special_values", "value", "remainder-of-large-numbers.md"),
+    ("", "not_contiguous=True empty_batch", "error", "attention-of-an-empty-batch.md"),
+    (" % ", "special_values=mixed", "value", "remainder-of-large-numbers.md"),
 )
 """Errors of torch: what the program calls, what the call that shows it has, the kind, the page of ``docs/found``.
 
@@ -117,11 +118,14 @@ def page_of(text: str, found: list[Any], device: str = "cpu") -> str:
     # The history is the code of calls.
     calls = eval(history, {"call": call})[: at + 1]
     had = {name for name, _ in calls[-1].mutations}
+    had |= {f"{name}={choice.partition(' ')[0]}" for name, choice in calls[-1].mutations}
     modes = [each.training for each in calls if each.training is not None]
     if modes and not modes[-1]:
         had.add("training=False")
     if device == "cuda":
         had.add("cuda=True")
+        if "last dimension must be contiguous" in message:
+            had.add("not_contiguous=True")
     if version("torch").startswith("2.11"):
         had |= _changed_unseen(calls, kind, message)
     for program, words, its_kind, page in KNOWN:
@@ -133,12 +137,13 @@ def page_of(text: str, found: list[Any], device: str = "cpu") -> str:
 def _changed_unseen(calls: Sequence, kind: str, message: str) -> set[str]:
     """What torch 2.11, and 2.13 no more, does not see of a module that changes between calls."""
     unseen = set()
-    frozen = {choice for each in calls for name, choice in each.mutations if name == "frozen"}
-    # Other parameters are frozen than before, so some are not any more.
-    told_so = kind == "requires_grad" or "eager has a gradient, compiled none" in message
-    if told_so and (len(frozen) > 1 or (frozen and len(calls) > 1)):
+    frozen = [dict(each.mutations).get("frozen") for each in calls]
+    # Other parameters are frozen in a later call, and the graph of the first goes on.
+    if any(frozen[1:]) and (kind == "requires_grad" or "eager has a gradient, compiled none" in message):
         unseen.add("unfrozen=True")
-    if any(name == "inner_autocast" for each in calls[1:] for name, _ in each.mutations):
+    entered = ["inner_autocast" in dict(each.mutations) for each in calls]
+    # The class before computes in the dtype of the inputs.
+    if any(entered[1:]) and not entered[0] and message.endswith("torch.float32 compiled"):
         unseen.add("changed_class=True")
     return unseen
 
@@ -218,13 +223,14 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the sums of what has run, over all seeds")
     options = parser.parse_args()
     # Programs' files are written again in each turn: processes side by side share none.
-    own_folder = options.folder / f"{options.backend}-{options.seed}"
+    side = options.backend if options.device == "cpu" else f"{options.backend}.{options.device}"
+    own_folder = options.folder / f"{side}-{options.seed}"
     own_folder.mkdir(parents=True, exist_ok=True)
     if options.table:
-        logs = sorted(options.folder.glob(f"{options.backend}-*.jsonl"))
+        logs = sorted(options.folder.glob(f"{side}-*.jsonl"))
         summary([record for log in logs for record in records_of(log)], options.device)
         return
-    log = options.folder / f"{options.backend}-{options.seed}.jsonl"
+    log = options.folder / f"{side}-{options.seed}.jsonl"
     records = records_of(log)
     known_programs = list(programs(options.few))
     # Processes that end early have not all seen the same ones.

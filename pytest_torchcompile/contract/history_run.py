@@ -143,6 +143,8 @@ class _Sides:
     compile: Any = field(init=False)
     settings: Mapping[str, Any] = field(init=False)
     """Of ``torch.compile``, with the backend of this history."""
+    device_type: str = "cpu"
+    """Where the last call computed."""
     inner_unit: float = 0.0
     """The unit roundoff of the autocast that the module enters itself, as some call of the history has made it."""
 
@@ -196,8 +198,9 @@ class _Sides:
             except Exception:  # whatever the user's module raises
                 return False
             each.act(self.compiled, changes[each.name])
-        if "inner_autocast" in changes:
-            self.inner_unit = max(self.inner_unit, unit_of(getattr(torch, changes["inner_autocast"])))
+            # At once: another change of this call may still be refused.
+            if each.name == "inner_autocast":
+                self.inner_unit = max(self.inner_unit, unit_of(getattr(torch, changes["inner_autocast"])))
         if drawn.training is not None:
             self.eager.train(drawn.training)
             self.compiled.train(drawn.training)
@@ -208,7 +211,7 @@ class _Sides:
         call: Callable[..., Any] = module if compile is None else compile(module)
         for each in of_kind("call", changes):
             module, call = each.act(module, compile, changes[each.name])
-        device = _device_type(module, batch)
+        device = self.device_type = _device_type(module, batch)
         around = of_kind("around", changes)
 
         def mutated(*args: Any, **kwargs: Any) -> Any:
@@ -281,8 +284,7 @@ class _Sides:
         """Whether a stride is another one since a stopwatch may have wanted it so: see the check ``layout``."""
         if leaf.kind != "stride" or not leaf.message.startswith("stride is "):
             return False
-        devices = {tensor.device.type for tensor in self.eager.parameters()}
-        return bool(timing_behind_stride(self.settings, devices, str(leaf.eager), str(leaf.compiled)))
+        return bool(timing_behind_stride(self.settings, {self.device_type}, str(leaf.eager), str(leaf.compiled)))
 
 
 def moved_side(leaf: Leaf) -> str:

@@ -242,7 +242,10 @@ class Hunt:
 
     def _keep(self, worker: Worker, name: str, finding: ContractFinding) -> None:
         record = finding_record(finding, [("", _layer_name(name))], self._script(worker, finding))
-        found = HuntFinding(cause_of(record, name), name, record)
+        cause = cause_of(record, name)
+        if self.device != "cpu":
+            cause += f" | {self.device}"
+        found = HuntFinding(cause, name, record)
         numbered = self.progress.add(found)
         if numbered is None:
             return

@@ -15,11 +15,12 @@ from typing import Any, Final
 from pytest_torchcompile.contract.hunt import Hunt, HuntFinding
 from pytest_torchcompile.errors import UsageError
 
-__all__ = ["issue_draft", "script_outcome", "summary", "torch_version_of"]
+__all__ = ["issue_draft", "outcome_elsewhere", "script_outcome", "summary", "torch_version_of"]
 
 SCRIPT_SECONDS: Final = 300.0
 """After so long a script counts as hanging."""
 _LAST_LINES: Final = 20
+_NOT_TRIED: Final = "not tried: it has no such device"
 
 
 def torch_version_of(python: str) -> str:
@@ -54,10 +55,20 @@ def script_outcome(path: Path, python: str = sys.executable) -> str:
     return "\n".join(lines)
 
 
-def issue_draft(finding: HuntFinding, outcome: str, elsewhere: Mapping[str, str] | None = None) -> str:
+def outcome_elsewhere(path: Path, python: str, device: str) -> str:
+    """:func:`script_outcome` of another Python; ``_NOT_TRIED`` where its torch can't put a tensor on the device."""
+    if device != "cpu":
+        asked = f"import torch; torch.ones(1, device={device!r}).item()"
+        if subprocess.run([python, "-W", "ignore", "-c", asked], capture_output=True, check=False).returncode:
+            return _NOT_TRIED
+    return script_outcome(path, python)
+
+
+def issue_draft(finding: HuntFinding, outcome: str, elsewhere: Mapping[str, str] | None = None,
+                device: str = "") -> str:
     """Markdown for a tracker: what is wrong, the script, what it printed here, versions; a person reads it first.
 
-    ``elsewhere``: by the torch of another Python what the script printed there.
+    ``elsewhere``: by the torch of another Python what the script printed there. ``device``: its name, of a GPU.
     """
     record = finding.record
     stage = "No backend of torch alone has it."
@@ -73,7 +84,8 @@ def issue_draft(finding: HuntFinding, outcome: str, elsewhere: Mapping[str, str]
         "## Script", "", "```python", record["script"].rstrip(), "```", "",
         "## What it printed", "", "```", said, "```", "",
         "## Versions", "",
-        f"torch {version('torch')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}", "",
+        f"torch {version('torch')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+        f"{', ' if device else ''}{device}", "",
         *_elsewhere_lines(elsewhere or {}),
         f"To look for it in the tracker: {record['search']}", "",
     ])  # fmt: skip
@@ -83,7 +95,9 @@ def _elsewhere_lines(elsewhere: Mapping[str, str]) -> Iterable[str]:
     """Which other versions show it, with the last line of each."""
     for torch_there, said in elsewhere.items():
         last = "it does not show it"
-        if said:
+        if said == _NOT_TRIED:
+            last = _NOT_TRIED
+        elif said:
             last = f"it shows it too: `{said.splitlines()[-1]}`"
         yield f"- {torch_there}: {last}"
     if elsewhere:

@@ -31,6 +31,9 @@ def written_script(shown: Shown) -> str:
         loss = source.add(shown.loss)
     for name in _mutations_of(shown.history):
         source.add(mutation(name).act)
+    where, moves = "", ""
+    if shown.is_moved:
+        where, moves = f"{shown.device!r}, ", _MOVES.format(device=shown.device)
     settings = _keywords({name: value for name, value in shown.settings.items() if value is not None})
     lines = [f'"""{shown.title}"""', *source.lines(), "", "", "def history(model, compile):", "    values = []"]
     for index, each in enumerate(shown.history):
@@ -39,11 +42,11 @@ def written_script(shown: Shown) -> str:
               "def new_model():",
               f"    torch.manual_seed({shown.seed})",
               f"    model = {make}({_keywords(shown.keywords.get('factory', {}))})",
-              f"    model = model.to({shown.device!r}, torch.{shown.dtype})"]
+              f"    model = model.to({where}dtype=torch.{shown.dtype})"]
     if shown.training is not None:
         lines.append(f"    model.train({shown.training})")
     lines += [f"    model.set_submodule({path_of(each)!r}, {code_of(each)})" for each in shown.without]
-    common = _COMMON.format(loss=loss, compile=settings, device=shown.device)
+    common = _COMMON.format(loss=loss, compile=settings, moves=moves)
     lines += ["    return model", "", "", *common.splitlines()]
     return "\n".join(lines) + "\n"
 
@@ -95,17 +98,18 @@ def _call_lines(shown: Shown, index: int, drawn: DrawnCall, batch: str) -> Itera
     yield f"values += results({index + 1}, part, output, (args, kwargs), {trains})"
 
 
+_MOVES: Final = '''\
+    # The same tensor twice stays so, and an input that wants a gradient is a leaf there too.
+    moved = {{id(leaf): leaf.detach().to({device!r}).requires_grad_(leaf.requires_grad)
+             for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)}}
+    value = torch.utils._pytree.tree_map_only(torch.Tensor, lambda leaf: moved[id(leaf)], value)
+'''
 _COMMON: Final = '''\
-def on_device(leaf, dtype):
-    """A tensor of a batch where the model is; one that wants a gradient is a leaf there too."""
-    moved = leaf.detach().to({device!r}, dtype if leaf.is_floating_point() else None)
-    return moved.requires_grad_(leaf.requires_grad)
-
-
 def arguments(value, dtype):
-    """What is called: positional and keyword arguments, in the model's dtype and on its device."""
-    value = torch.utils._pytree.tree_map_only(torch.Tensor, lambda leaf: on_device(leaf, dtype), value)
-    if isinstance(value, dict):
+    """What is called: positional and keyword arguments, in the model's dtype."""
+    value = torch.utils._pytree.tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, value)
+{moves}    if isinstance(value, dict):
         return (), value
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], (tuple, list)):
         return tuple(value[0]), value[1]
@@ -122,11 +126,11 @@ def results(number, model, output, given, trains):
         floats = [tensor.float() for tensor in tensors if tensor.is_floating_point()]
         weighted = [(y.square() + y) * torch.linspace(0.5, 1.5, y.numel(), device=y.device).view(y.shape)
                     for y in floats]
-        loss = sum(y.nan_to_num(0, 0, 0).mean() for y in weighted)
+        total = sum(y.nan_to_num(0, 0, 0).mean() for y in weighted)
     else:
-        loss = loss_function(output, given[1] if not given[0] else given[0] if len(given[0]) > 1 else given[0][0])
-    if trains and isinstance(loss, torch.Tensor) and loss.requires_grad:
-        loss.backward()
+        total = loss_function(output, given[1] if not given[0] else given[0] if len(given[0]) > 1 else given[0][0])
+    if trains and isinstance(total, torch.Tensor) and total.requires_grad:
+        total.backward()
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     for name, tensor in [*model.named_parameters(), *((f"input {{n}}", leaf) for n, leaf in enumerate(leaves))]:
         if tensor.is_leaf and tensor.grad is not None:

@@ -114,7 +114,10 @@ def _made(source: Source, function: Any, keywords: Mapping[str, Any]) -> str:
     """What makes a module or a batch: what a function of one line returns, or else a call of it."""
     own = None
     if inspect.isfunction(function):
-        own = specialised_lines(function, _plain_defaults(function) | dict(keywords), {})
+        known = _plain_defaults(function) | dict(keywords)
+        # A parameter without a value would be a name that the script does not have.
+        if set(inspect.signature(function).parameters) <= set(known):
+            own = specialised_lines(function, known, {})
     if own is not None and len(own) == 1 and own[0].startswith("return ") and len(own[0]) < _WIDTH:
         source.add_used(function, own)
         return own[0].removeprefix("return ")
@@ -125,7 +128,8 @@ def _plain_defaults(function: Any) -> dict[str, Any]:
     """The parameters of a function that it has a plain value for itself: a script names none of them."""
     defaults: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if isinstance(parameter.default, (bool, int, float, str, type(None))):
+        # No subclass: an enum is written otherwise than its value.
+        if type(parameter.default) in (bool, int, float, str, type(None)):
             defaults[name] = parameter.default
     return defaults
 
@@ -133,10 +137,12 @@ def _plain_defaults(function: Any) -> dict[str, Any]:
 def _history(shown: Shown, source: Source) -> Iterator[str]:
     yield "def history(compile):"
     yield f"    torch.manual_seed({shown.seed})"
-    moved = ""
+    made = _made(source, shown.factory, shown.keywords.get("factory", {}))
     if shown.is_moved:
-        moved = f".to({shown.device!r})"
-    yield f"    module = {_made(source, shown.factory, shown.keywords.get('factory', {}))}{moved}"
+        if not isinstance(ast.parse(made, mode="eval").body, ast.Call):
+            made = f"({made})"
+        made += f".to({shown.device!r})"
+    yield f"    module = {made}"
     if shown.training is not None:
         yield f"    module.train({shown.training})"
     for each in shown.without:
@@ -184,7 +190,7 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
         yield f"outputs = [y.float() for y in {_OUTPUTS} if y.is_floating_point() and y.requires_grad]"
         weights = "torch.linspace(0.5, 1.5, y.numel())"
         if shown.is_moved:
-            weights += f".to({shown.device!r})"
+            weights = "torch.linspace(0.5, 1.5, y.numel(), device=y.device)"
         yield f"losses = [(y * (y + 1) * {weights}.view(y.shape)).mean() for y in outputs]"
         yield "sum(losses, torch.zeros((), requires_grad=True)).backward()"
 
@@ -206,6 +212,9 @@ def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> tuple[str, bool]
     if isinstance(made, torch.Tensor):
         return f"[{call}]", made.requires_grad
     if not isinstance(made, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in made):
+        raise _Unfit
+    # Each is moved by itself.
+    if shown.is_moved and len(set(map(id, made))) < len(made):
         raise _Unfit
     wants_gradients = any(each.requires_grad for each in made)
     expression = ast.parse(call, mode="eval").body

@@ -158,8 +158,9 @@ def _is_padding(eager: str, compiled: str) -> bool:
     before, after = ast.literal_eval(eager), ast.literal_eval(compiled)
     if not isinstance(before, tuple) or not isinstance(after, tuple) or len(before) != len(after):
         return False
-    wider = all(new >= old for old, new in zip(before, after, strict=True))
-    # Padding only widens gaps; an axis that moves is another memory format.
+    # Only gaps between rows grow: neighbours in a row stay neighbours, and what was repeated stays so.
+    wider = all(new == old or new > old > 1 for old, new in zip(before, after, strict=True))
+    # An axis that moves is another memory format.
     axes = range(len(before))
     return wider and sorted(axes, key=before.__getitem__) == sorted(axes, key=after.__getitem__)
 

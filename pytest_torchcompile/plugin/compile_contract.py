@@ -131,9 +131,11 @@ class ContractTest:
         settings = dict(self.settings)
         if finding.stage:
             settings["backend"] = finding.stage
+        # Where the factory puts it.
+        device = next((parameter.device.type for parameter in self.factory().parameters()), "cpu")
         shown = Shown(f"{finding.told.kind}: {finding.told.message}", self.factory, self.inputs, self.loss,
                       finding.failing.sequence, settings, self.train, without=finding.without, seed=self.seed,
-                      kind=finding.told.kind, where=finding.told.where)
+                      device=device, kind=finding.told.kind, where=finding.told.where)
         return finding_record(finding, (), written_script(shown))
 
 

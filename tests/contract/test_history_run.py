@@ -361,3 +361,10 @@ def test_a_stride_that_a_stopwatch_decides_is_no_finding(monkeypatch):
     assert run(Half, padded, call(B=3)).problem is None
     came = run(Half, lambda module, inputs: lambda *given: (module(*given)[0].mT.contiguous().mT,), call(B=4))
     assert came.problem.message.startswith("output: stride is (4, 1) in eager, (1, 4) compiled")
+
+
+def test_an_autocast_of_the_module_counts_though_another_change_is_refused():
+    """A hook of a parameter that is frozen is refused; the module has entered autocast all the same."""
+    refused = call(B=3, inner_autocast="bfloat16", frozen="all", hooks="gradient linear.weight")
+    came = run(Half, one_step_of_bfloat16, refused, call(B=2, autocast="float16", frozen="none"))
+    assert (came.problem, came.refused) == (None, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import platform
 import sys
 from importlib.metadata import version
 from itertools import islice
@@ -202,6 +203,19 @@ def test_a_draft_says_which_other_versions_show_it():
     assert "- torch 2.11.0 of /old/python: it does not show it\n" in draft
     assert "- torch 2.14.0 of /new/python: it shows it too: `4 off`\n" in draft
     assert "The compiled side is further from what is expected.\n" in draft
+
+
+@pytest.mark.needs_torch
+def test_a_torch_without_the_device_shows_nothing(tmp_path):
+    """A script for a GPU fails on every torch without one, whatever is wrong."""
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(3)")
+    assert hunt_report.outcome_elsewhere(script, sys.executable, "cpu") == "exit code 3"
+    not_tried = hunt_report.outcome_elsewhere(script, sys.executable, "nowhere")
+    told = HuntFinding("a", "layer_0", record(), 1)
+    draft = hunt_report.issue_draft(told, "3 off", {"torch 2.13.0 of /a/python": not_tried}, "NVIDIA H100")
+    assert "- torch 2.13.0 of /a/python: not tried: it has no such device\n" in draft
+    assert f"{platform.machine()}, NVIDIA H100\n" in draft
 
 
 @pytest.mark.needs_torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
 from dataclasses import replace
@@ -154,6 +155,54 @@ def test_what_a_factory_has_defaults_for_is_no_name_in_the_script():
     run(script)
 
 
+class Kind(str, enum.Enum):
+    FAST = "fast"
+
+
+def layers_of_a_kind(kind=Kind.FAST):
+    return layers() if kind == Kind.FAST else nn.Identity()
+
+
+def layers_or_nothing(wide=True):
+    return layers() if wide else nn.Identity()
+
+
+@pytest.mark.parametrize(("factory", "made"), [
+    (layers_of_a_kind, "module = layers_of_a_kind().to('cpu:0')"),
+    (layers_or_nothing, "module = (layers() if True else nn.Identity()).to('cpu:0')"),
+])
+def test_what_is_not_one_plain_call(factory, made):
+    """A default that is no plain value stays the function's; and all of an expression is moved."""
+    shown = Shown("value: off", factory, images, None, (call(B=2),), {"backend": "eager"}, device="cpu:0")
+    script = written_script(shown)
+    assert made in script
+    run(script)
+
+
+def one_twice(B):
+    """The same tensor in two places."""
+    x = torch.randn(B, 4, 6, 6).requires_grad_()
+    return x, x
+
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return x.square() + y
+
+
+def test_the_same_tensor_twice_is_moved_once():
+    """As the batch that was called had it."""
+    shown = Shown("value: off", Sum, one_twice, None, (call(B=2),), {"backend": "eager"}, device="cpu:0")
+    script = written_script(shown)
+    assert "moved[id(leaf)]" in script
+    run(script + "\nargs, _ = arguments(one_twice(2), torch.float32)\nassert args[0] is args[1]\n")
+
+
+def loss(output, batch):
+    """Named as what it returns is in most scripts."""
+    return output.square().mean()
+
+
 def mean_of_squares(output, batch):
     return output.square().mean()
 
@@ -166,10 +215,10 @@ def leaves_wanted(B):
     return (torch.randn(B, 4, 6, 6).requires_grad_(),)
 
 
-@pytest.mark.parametrize("loss", [None, mean_of_squares], ids=["short", "long"])
-def test_a_script_for_another_device(loss):
+@pytest.mark.parametrize("own_loss", [None, loss], ids=["short", "long"])
+def test_a_script_for_another_device(own_loss):
     """``cpu:0`` is another name of the only device that is here: the script moves what it would move to a GPU."""
-    shown = Shown("gradient: off", layers, leaves_wanted, loss, MOVED, {"backend": "eager"}, device="cpu:0",
+    shown = Shown("gradient: off", layers, leaves_wanted, own_loss, MOVED, {"backend": "eager"}, device="cpu:0",
                   kind="gradient", where="gradient of input[0]")
     script = written_script(shown)
     assert "to('cpu:0'" in script
@@ -179,10 +228,10 @@ def test_a_script_for_another_device(loss):
     assert on_gpu.replace("cuda:1", "cpu:0").replace("'cuda'", "'cpu'") == script
 
 
-@pytest.mark.parametrize("loss", [None, mean_of_squares], ids=["short", "long"])
-def test_a_script_of_a_gpu_runs_there(loss):
+@pytest.mark.parametrize("own_loss", [None, mean_of_squares], ids=["short", "long"])
+def test_a_script_of_a_gpu_runs_there(own_loss):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    shown = Shown("gradient: off", layers, leaves_wanted, loss, MOVED, {"backend": "aot_eager"}, device="cuda",
+    shown = Shown("gradient: off", layers, leaves_wanted, own_loss, MOVED, {"backend": "aot_eager"}, device="cuda",
                   kind="gradient", where="gradient of input[0]")
     run(written_script(shown))

@@ -27,7 +27,11 @@ def inner_autocast(model: torch.nn.Module, choice: str) -> None:
 
 
 def _choices(module: Any, batch: Any) -> list[str]:
-    if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
+    parameters = list(module.parameters())
+    if any(parameter.dtype != torch.float32 for parameter in parameters):
+        return []
+    # Only parameters tell the module where it computes.
+    if not parameters and any(tensor.device.type != "cpu" for tensor in batch.tensors()):
         return []
     return ["bfloat16", "float16"]
 

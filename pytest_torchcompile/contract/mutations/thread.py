@@ -27,7 +27,9 @@ def thread(model: Any, compile: Any, choice: str) -> Any:
             except BaseException as error:
                 came["error"] = error
 
-        device = next((each.device.type for each in model.parameters()), "cpu")
+        tensors = [*model.parameters()]
+        tensors += [each for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        device = tensors[0].device.type if tensors else "cpu"
         autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
         other = threading.Thread(target=contextvars.copy_context().run, args=(work, *state))

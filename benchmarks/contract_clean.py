@@ -62,6 +62,9 @@ KNOWN = (
     ("torch.nn.BatchNorm", "special_values=inf", "buffer", "batch-norm-of-infinity.md"),
     ("torch.nn.BatchNorm", "special_values=mixed", "buffer", "batch-norm-of-infinity.md"),
     ("", "changed_class=True", "dtype", "class-change-unseen.md"),
+    (".amax((1, 2)", "autocast=float16", "gradient", "amax-in-half-precision.md"),
+    ("torch.nn.Dropout(", "training=False", "requires_grad", "dropout-in-evaluation.md"),
+    ("Chain", "cuda=True autocast inner_autocast", "error", "backward-under-autocast.md"),
     ("", "not_contiguous=True empty_batch", "error", "attention-of-an-empty-batch.md"),
     (" % ", "special_values=mixed", "value", "remainder-of-large-numbers.md"),
 )

@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.leaf_limits import is_stride
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["CHECK", "is_stride"]
+__all__ = ["CHECK"]
 
 _PROMISED = ("output", "input", "buffer", "attribute")
 """How the leaves begin whose strides compiled code keeps (torch._inductor.config.keep_output_stride)."""
-
-
-def is_stride(leaf: Leaf) -> bool:
-    """Whether a leaf says that strides differ; a sparse tensor for a dense one is another matter."""
-    return leaf.kind == "stride" and leaf.message.startswith("stride is ")
 
 
 def measure(run: Trial) -> dict[str, Any]:

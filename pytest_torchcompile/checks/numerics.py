@@ -14,12 +14,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.check import Check, unjudged
-from pytest_torchcompile.checks.layout import is_stride
 from pytest_torchcompile.culprit.culprit_record import Culprit, culprit_text
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.diagnosis import remedy_of, stage_summary
 from pytest_torchcompile.oracle.discrepancies import NOT_HELD, find_discrepancies, undecided_notes, why_vacuous
-from pytest_torchcompile.oracle.leaf_limits import NOTED, Leaf, Limits, is_excused
+from pytest_torchcompile.oracle.leaf_limits import NOTED, Leaf, Limits, is_excused, is_stride
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial

@@ -31,7 +31,7 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies, why_vacuous
 from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf, is_stride
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording, has_signal
@@ -282,7 +282,7 @@ class _Sides:
 
     def _is_timed_stride(self, leaf: Leaf) -> bool:
         """Whether a stride is another one since a stopwatch may have wanted it so: see the check ``layout``."""
-        if leaf.kind != "stride" or not leaf.message.startswith("stride is "):
+        if not is_stride(leaf):
             return False
         return bool(timing_behind_stride(self.settings, {self.device_type}, str(leaf.eager), str(leaf.compiled)))
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from pytest_torchcompile.errors import UsageError
 
-__all__ = ["KINDS", "NOTED", "Leaf", "Limits", "Scalar", "is_excused", "note", "problem"]
+__all__ = ["KINDS", "NOTED", "Leaf", "Limits", "Scalar", "is_excused", "is_stride", "note", "problem"]
 
 Scalar: TypeAlias = "bool | int | float | str | None"
 
@@ -209,6 +209,11 @@ def is_excused(leaf: Leaf, limits: Limits | None = None) -> bool:
     if leaf.kind in NOTED or leaf.message:
         return False
     return _excess_text(leaf, limits) is not None and problem(leaf, limits) is None
+
+
+def is_stride(leaf: Leaf) -> bool:
+    """Whether a leaf says that strides differ; a sparse tensor for a dense one is another matter."""
+    return leaf.kind == "stride" and leaf.message.startswith("stride is ")
 
 
 def _excess_text(leaf: Leaf, limits: Limits) -> str | None:

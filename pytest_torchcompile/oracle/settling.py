@@ -191,6 +191,7 @@ class _Sums:
         self.finite = self.finite and all(map(math.isfinite, found))
         if not self.finite:
             return
+        # In the order in which ``add`` finds them.
         apart, values, own_squares, own_along, own_offset, weights, along, offset, squares, *rest = found
         highest, farthest, largest, has_signal, blind, wrong, lost, place = rest
         self.apart += apart

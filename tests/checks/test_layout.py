@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.checks.layout import is_stride
 from pytest_torchcompile.gauges.autotune import _is_padding
-from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf, is_stride
 
 LAYOUT = load("layout")
 

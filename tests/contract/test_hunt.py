@@ -150,15 +150,15 @@ def test_a_device_that_is_not_here(tmp_path, capsys):
 @pytest.mark.needs_torch
 def test_a_program_is_on_the_hunted_device(tmp_path):
     """The meta device holds no numbers, but it is another one than the CPU."""
+    import torch
+
+    from pytest_torchcompile.contract import history_run
+
     path = tmp_path / "program.py"
     path.write_text(layer_source(0))
     program = hunt.program_of({"file": str(path), "backend": "eager", "device": "meta"})
     assert {each.device.type for each in program.make_model().parameters()} == {"meta"}
     assert [each.device.type for each in program.batch({"B": 2}, 0).args] == ["meta"]
-    import torch
-
-    from pytest_torchcompile.contract import history_run
-
     assert history_run._device_type(torch.nn.Identity(), program.batch({"B": 2}, 0)) == "meta"
 
 

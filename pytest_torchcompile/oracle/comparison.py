@@ -15,6 +15,7 @@ from pytest_torchcompile.oracle.judging import (
     judge_beside_orders,
     judge_discrete,
     judge_numbers,
+    limits_without_draws,
 )
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.operator_rounding import unit_of
@@ -114,8 +115,8 @@ class _Judge:
         self._source, self._limits = reference, limits
         self._gradients = list(eager.gradients.values())
         self._gradient_size: float | None = None
-        # What a leaf must hold that no noise is drawn for: eager's own error is one measure of it, and a rough one.
-        self._without_draws = replace(limits, rms=limits.rms / 2, bias=limits.bias / 2, peak=limits.peak / 2)
+        # What a leaf must hold that no noise is drawn for.
+        self._without_draws = limits_without_draws(limits)
         self._twin: dict[str, tuple[str, Item]] | None = None
         # Of the leaves that are not equal bit for bit.
         self._measured: dict[str, _Values] = {}

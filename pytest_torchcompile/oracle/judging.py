@@ -25,7 +25,7 @@ from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
 from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
-           "with_values"]
+           "limits_without_draws", "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -41,6 +41,17 @@ _OTHER_ORDERS: Final = 2.0
 _BIAS_OF_REST: Final = 0.5
 # Larger values, such as masks of -1e9, excuse no more than this one.
 _TALL = 16.0
+
+
+def limits_without_draws(limits: Limits) -> Limits:
+    """What passes by eager's own error alone: no more than what a draw would let pass, whatever it drew.
+
+    The noise of an element is the root of the mean square of eager's error and of the usual one. With a draw that is a
+    third number in the mean, which keeps two thirds of the square at least. Of the mean of four projections, two of
+    which are the usual ones, three quarters are kept.
+    """
+    return replace(limits, rms=limits.rms * (2 / 3) ** 0.5, bias=limits.bias * (3 / 4) ** 0.5,
+                   peak=limits.peak * (2 / 3) ** 0.5)
 
 
 def judge_numbers(

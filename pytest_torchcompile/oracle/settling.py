@@ -24,6 +24,7 @@ from pytest_torchcompile.oracle.judging import BIAS_FLOOR, grain_of, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, read_numbers
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
+from pytest_torchcompile.oracle.row_noise import worst_by_rows
 
 __all__ = ["settle_by_eager"]
 
@@ -59,9 +60,15 @@ def settle_by_eager(
     measured = replace(leaf, rms=(sums.squares / sums.count) ** 0.5, bias=_bias_of(sums, levels, limits),
                        peak=sums.peak, grain=_grain_of(sums, e.dtype), wrong=sums.wrong / sums.count,
                        blind=sums.blind, against=reference.kind, why=reference.why, draws=1)
-    if not measured.decided or sums.peak > limits.peak or problem(measured, strict) is not None:
+    place = sums.worst
+    if sums.peak > strict.peak:
+        found = worst_by_rows(e, c, estimate.value, levels)
+        if found is None or found[0] > strict.peak:
+            return None
+        measured, place = replace(measured, peak=found[0]), found[1]
+    if not measured.decided or problem(measured, strict) is not None:
         return None
-    return with_values(measured, sums.worst, e, c, estimate.value)
+    return with_values(measured, place, e, c, estimate.value)
 
 
 def _sum_pieces(e: torch.Tensor, c: torch.Tensor, estimate: Estimate, levels: Levels, limits: Limits) -> _Sums | None:

@@ -25,6 +25,7 @@ from pytest_torchcompile.oracle.properties import (
     compare_items,
     compare_properties,
     compare_zero_signs,
+    has_other_draws,
     plain_value,
 )
 from pytest_torchcompile.oracle.recording import Item, Recording
@@ -69,6 +70,7 @@ def compare(
     judge = _Judge(reference, limits or Limits(), eager)
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
+    judge.other_draws = has_other_draws(leaves)
     for pair in _pair_items(eager, compiled):
         if pair.name in without:
             continue
@@ -117,6 +119,8 @@ class _Judge:
         self._gradient_size: float | None = None
         # What a leaf must hold that no noise is drawn for.
         self._without_draws = limits_without_draws(limits)
+        # Whether the two have drawn other random numbers: no noise makes values alike that depend on them.
+        self.other_draws = False
         self._twin: dict[str, tuple[str, Item]] | None = None
         # Of the leaves that are not equal bit for bit.
         self._measured: dict[str, _Values] = {}
@@ -255,9 +259,9 @@ class _Judge:
 
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
-        if problem(leaf, self._limits) is not None:
-            return True
         estimate = self._reference().estimates.get(leaf.name)
+        if problem(leaf, self._limits) is not None:
+            return estimate is None or not estimate.offered or not self.other_draws
         if estimate is None or estimate.offered >= FEW:
             return False
         if not estimate.offered and problem(leaf, self._without_draws) is not None:

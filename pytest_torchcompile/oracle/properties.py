@@ -17,7 +17,7 @@ from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = [
     "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
-    "compare_zero_signs", "has_drawn",
+    "compare_zero_signs", "has_drawn", "has_other_draws",
     "labels_with_other_draws", "plain_value",
 ]
 
@@ -137,7 +137,12 @@ def has_drawn(recording: Recording, seed: int) -> bool:
 
 def labels_with_other_draws(leaves: Iterable[tuple[str, Leaf]]) -> list[str]:
     """The calls after which the random generators differ, in their order."""
-    return [label for label, leaf in leaves if leaf.name == GENERATOR and leaf.kind == "rng" and leaf.message]
+    return [label for label, leaf in leaves if has_other_draws([leaf])]
+
+
+def has_other_draws(leaves: Iterable[Leaf]) -> bool:
+    """Whether one of these says that the random generators differ after a call."""
+    return any(leaf.name == GENERATOR and leaf.kind == "rng" and leaf.message for leaf in leaves)
 
 
 def compare_items(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -22,6 +23,12 @@ Key: TypeAlias = "tuple[str, tuple[Any, ...]]"
 """An operator with the shapes of the tensors and the plain numbers that it is given."""
 # Attribute of a tensor that the eager run has cast to a narrower dtype: the unit roundoff of that.
 _NARROWED = "_torchcompile_narrowed"
+_DROPOUT = "aten::native_dropout"
+_FUSED_ATTENTION = "aten::_scaled_dot_product_efficient_attention"
+# Position of the share of weights that it drops.
+_SHARE = 5
+# Elements of a mask of attention that is kept.
+_LARGEST_MASK = 1 << 27
 
 
 @dataclass
@@ -105,10 +112,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # It decides or counts. What it is given has been rounded where it was made, and is not rounded again.
             self.roundings.setdefault(key_of(about, args), Rounding())
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
-            # Dropout returns the mask that it has drawn beside the result.
-            drawn = out[1] if func._schema.name == "aten::native_dropout" else out
+            name, drawn = _drawn_by(func._schema.name, args, kwargs or {}, out)
             if isinstance(drawn, torch.Tensor):
-                self.draws.append((func._schema.name, drawn.detach().clone()))
+                self.draws.append((name, drawn.detach().clone()))
         return out
 
     def _note_written(self, value: Any) -> None:
@@ -156,6 +162,34 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 rounding.inputs[position] = max(rounding.inputs.get(position, 0.0), narrow)
 
 
+def _drawn_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> tuple[str, Any]:
+    """What a random operator has drawn, and the operator that is to be handed it; no tensor where nobody knows."""
+    if name == _DROPOUT:
+        # It returns the mask beside the result.
+        return name, out[1]
+    if name == _FUSED_ATTENTION:
+        # In a wide run attention is written out, and drops its weights by this operator.
+        return _DROPOUT, _attention_mask(args, kwargs, out)
+    return name, out
+
+
+def _attention_mask(args: Sequence[Any], kwargs: Mapping[str, Any], out: Sequence[Any]) -> torch.Tensor | None:
+    """Which weights a fused attention has kept: (batch, heads, queries, keys); None without dropout, or for too many.
+
+    The kernel draws in its own order, from a seed and an offset that it returns. Torch has the operator that fills a
+    tensor with the same numbers, for its own tests (torch 2.8 to 2.15, native/transformers/cuda/attention.cu).
+    """
+    query, key = args[0], args[1]
+    share = args[_SHARE] if len(args) > _SHARE else kwargs.get("dropout_p", 0.0)
+    shape = (*query.shape[:-1], key.shape[-2])
+    fill = getattr(torch.ops.aten, "_fill_mem_eff_dropout_mask_", None)
+    if not share or math.prod(shape) > _LARGEST_MASK or fill is None:
+        return None
+    uniform = torch.empty(shape, dtype=torch.float32, device=query.device)
+    fill(uniform, share, int(out[2]), int(out[3]))
+    return uniform > share
+
+
 class Replay:
     """Hands the draws of a tape out again, operator by operator, in their order."""
 
@@ -179,7 +213,7 @@ class Replay:
         if like is not None and schema.name != "aten::multinomial" and like.shape != left[0].shape:
             return None
         drawn = left.popleft()
-        if schema.name == "aten::native_dropout" and like is not None:
+        if schema.name == _DROPOUT and like is not None:
             p = args[1]
             scale = 1.0 / (1.0 - p) if p < 1 else 0.0
             return like * drawn * scale, drawn.clone()

@@ -130,3 +130,40 @@ def test_tf32_products_are_noise_and_no_error():
         assert "output" not in found(model, batch, rounded)[0]
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class Attention(nn.Module):
+    """Attention whose weights are dropped within a fused operator, between two dropouts that are operators."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.qkv, self.out, self.factor = nn.Linear(32, 96), nn.Linear(32, 16), factor
+
+    def forward(self, x):
+        """Return values of the last layer."""
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(F.dropout(x, 0.1)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3).transpose(1, 2).flatten(2)
+        if torch.compiler.is_compiling():
+            y = y * self.factor
+        return self.out(F.dropout(y, 0.1))
+
+
+@pytest.mark.parametrize("length", [20, 65])
+def test_dropout_of_a_fused_attention_is_replayed(length):
+    """Its mask is made again for the float64 run: eager is near, and what is compared is measured from float64."""
+    torch.manual_seed(0)
+    model, batch = Attention().cuda(), Batch.of(torch.randn(4, length, 32, device="cuda"))
+    wrong, expected = found(model, batch, torch.compile(model, backend="aot_eager_decomp_partition"))
+    assert not wrong, wrong
+    eager = record(model, model, batch)
+    assert len(expected.estimates) > 4
+    for name, _, value in eager.values():
+        assert expected.estimates[name].is_near(value), name
+
+
+def test_a_wrong_compiler_behind_a_fused_attention():
+    torch.manual_seed(0)
+    model, batch = Attention(1 + 2.0**-15).cuda(), Batch.of(torch.randn(4, 20, 32, device="cuda"))
+    wrong, _ = found(model, batch, torch.compile(model, backend="aot_eager"))
+    assert {leaf.against for leaf in wrong.values()} == {"float64"}
+    assert "output" in wrong

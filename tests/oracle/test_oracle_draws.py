@@ -12,6 +12,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare, problem, record, reference
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import References
+from pytest_torchcompile.oracle.tape import _drawn_by
 
 pytestmark = pytest.mark.needs_torch
 
@@ -170,3 +171,28 @@ def test_one_small_draw_does_not_show_that_a_leaf_repeats():
     assert estimate.is_steady
     estimate.add(torch.full((4,), 1.01, dtype=torch.float64))
     assert not estimate.is_steady
+
+
+def test_the_mask_of_a_fused_attention_is_for_the_dropout_of_a_wide_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator that makes it again needs a GPU: here it counts. None is made without dropout, or of a huge one."""
+    asked = []
+
+    def count(into: torch.Tensor, share: float, seed: int, offset: int) -> None:
+        asked.append((share, seed, offset))
+        into.copy_(torch.linspace(0, 1, into.numel()).view_as(into))
+
+    monkeypatch.setattr(torch.ops.aten, "_fill_mem_eff_dropout_mask_", count)
+    query, key = torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 7, 8)
+    returned = (query, query, torch.tensor(11), torch.tensor(12))
+    fused = "aten::_scaled_dot_product_efficient_attention"
+    name, mask = _drawn_by(fused, (query, key, key, None, True, 0.25), {}, returned)
+    assert name == "aten::native_dropout"
+    assert mask.shape == (2, 3, 5, 7)
+    assert mask.double().mean() == pytest.approx(0.75, abs=0.01)
+    assert asked == [(0.25, 11, 12)]
+    named = _drawn_by(fused, (query, key, key, None, True), {"dropout_p": 0.25}, returned)
+    assert torch.equal(named[1], mask)
+    assert _drawn_by(fused, (query, key, key, None, True), {}, returned)[1] is None
+    monkeypatch.setattr("pytest_torchcompile.oracle.tape._LARGEST_MASK", 209)
+    assert _drawn_by(fused, (query, key, key, None, True, 0.25), {}, returned)[1] is None
+    assert len(asked) == 2

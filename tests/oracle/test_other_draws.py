@@ -54,6 +54,15 @@ def test_other_draws_are_undecided_and_not_wrong():
     assert {"gradient of first.weight", "loss"} <= {leaf.name for leaf in decided}
 
 
+def test_other_draws_cost_no_further_ones():
+    """Values that depend on other random numbers stay apart, however much noise is drawn."""
+    found = compare(OtherDraws(), batches(), CONFIG, steps=2)
+    own_calls = [leaf for label, leaf in found.leaves if "evaluation" not in label and leaf.numerical]
+    assert len(own_calls) > 10
+    # Eager's own error counts as one draw.
+    assert {leaf.draws for leaf in own_calls} <= {1, 2}
+
+
 class KeyBias(OtherDraws):
     """A bias in front of a softmax: its gradient is zero in exact arithmetic, so it is noise."""
 

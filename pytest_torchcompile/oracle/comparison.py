@@ -261,7 +261,7 @@ class _Judge:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
         if problem(leaf, self._limits) is not None:
-            return estimate is None or not estimate.offered or not self.other_draws
+            return estimate is None or not self.other_draws
         if estimate is None or estimate.offered >= FEW:
             return False
         if not estimate.offered and problem(leaf, self._without_draws) is not None:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 
 import pytest
 
 from pytest_torchcompile.reuse import watched_files
 from pytest_torchcompile.reuse.watched_files import Opened
+
+_heard: list | None = None
+
+
+def _hear(event, args):
+    if _heard is not None and event == "open":
+        _heard.append(args)
+
+
+# A hook stays for as long as the process does.
+sys.addaudithook(_hear)
 
 
 @pytest.fixture
@@ -29,6 +42,24 @@ def take(opened, tmp_path):
         return opened
 
     return open_file
+
+
+def test_a_new_temporary_file_is_no_data(opened, tmp_path, monkeypatch):
+    """Python's audit event tells the folder that it is made in: Triton makes one for each kernel that it compiles."""
+    heard = []
+    monkeypatch.setattr(sys.modules[__name__], "_heard", heard)
+    tempfile.NamedTemporaryFile(dir=tmp_path).close()
+    tempfile.TemporaryFile(dir=tmp_path).close()
+    monkeypatch.setattr(sys.modules[__name__], "_heard", None)
+    flags_of_folder = [flags for path, _, flags in heard if path == str(tmp_path)]
+    assert flags_of_folder
+    for flags in flags_of_folder:
+        watched_files._take_open(str(tmp_path), flags, "models.py", tmp_path, set())
+    assert opened == Opened()
+
+
+def test_a_folder_that_is_opened_cannot_be_followed(take, tmp_path):
+    assert "which is no file" in take(tmp_path, "models.py").untraceable[0]
 
 
 @pytest.mark.parametrize("variable", ["PYTEST_TORCHCOMPILE_PEAKS", "XDG_CACHE_HOME"])

@@ -269,7 +269,10 @@ def user_error_inside(rank, kind, patience, timeout):
 
 def user_error_late(rank, patience, timeout):
     """The model objects on rank 1 between the sums of two blocks, in the forward pass after the last step. Seconds."""
-    mesh = DeviceMesh.from_group(dist.new_group(timeout=timedelta(seconds=timeout)), device().type)
+    # With a name of its own: without, the mesh of a later test in this process would equal it. What DTensor keeps of
+    # operators is kept by mesh, and that test would be handed this one, whose group is gone by then.
+    mesh = DeviceMesh.from_group(dist.new_group(timeout=timedelta(seconds=timeout)), device().type,
+                                 mesh_dim_names=("impatient",))
     torch.manual_seed(0)
     net, calls = Net().to(device()).eval().requires_grad_(False), []
     for block in net.blocks:

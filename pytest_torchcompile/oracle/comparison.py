@@ -119,7 +119,7 @@ class _Judge:
         self._gradient_size: float | None = None
         # What a leaf must hold that no noise is drawn for.
         self._without_draws = limits_without_draws(limits)
-        # Whether the two have drawn other random numbers: no noise makes values alike that depend on them.
+        # Whether the two have drawn other random numbers: no noise makes values alike that are far off for that.
         self.other_draws = False
         self._twin: dict[str, tuple[str, Item]] | None = None
         # Of the leaves that are not equal bit for bit.
@@ -261,7 +261,7 @@ class _Judge:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
         if problem(leaf, self._limits) is not None:
-            return estimate is None or not self.other_draws
+            return not (self.other_draws and leaf.far_off and estimate is not None and estimate.offered)
         if estimate is None or estimate.offered >= FEW:
             return False
         if not estimate.offered and problem(leaf, self._without_draws) is not None:

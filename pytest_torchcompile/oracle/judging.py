@@ -44,11 +44,12 @@ _TALL = 16.0
 
 
 def limits_without_draws(limits: Limits) -> Limits:
-    """What passes by eager's own error alone: no more than what a draw would let pass, whatever it drew.
+    """What passes by eager's own error alone: about what a draw of half its size would let pass.
 
     The noise of an element is the root of the mean square of eager's error and of the usual one. With a draw that is a
-    third number in the mean, which keeps two thirds of the square at least. Of the mean of four projections, two of
-    which are the usual ones, three quarters are kept.
+    third number in the mean, which keeps two thirds of the square at least, if the usual one stays. Of the mean of four
+    projections, two of which are the usual ones, three quarters are kept then. With a draw as large as eager's error
+    nothing is lost; with one of nothing, which is rare, half of the squares and more.
     """
     return replace(limits, rms=limits.rms * (2 / 3) ** 0.5, bias=limits.bias * (3 / 4) ** 0.5,
                    peak=limits.peak * (2 / 3) ** 0.5)

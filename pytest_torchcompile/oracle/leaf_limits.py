@@ -91,6 +91,11 @@ class Leaf:
         """Whether limits decide about this leaf."""
         return self.rms is not None
 
+    @property
+    def far_off(self) -> bool:
+        """Whether most elements are off, and the leaf as a whole by a hundred times its noise."""
+        return self.rms is not None and self.rms > _FAR_OFF and self.wrong > 1 / 2
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; NaN and infinity become strings (``nan``, ``inf``, ``-inf``); defaults are omitted."""
         plain: dict[str, Any] = {"name": self.name, "kind": self.kind}
@@ -123,6 +128,8 @@ def _finite(value: Any) -> Any:
 OFF: Final = 4.0
 """Times its noise from which on an element counts as off in ``Leaf.grain_off``: the usual limit of ``rms``, so that
 elements that are nearer exceed no limit, each by itself or together."""
+# Times its noise as a whole: random numbers that are other ones leave far more, and gates that noise flips less.
+_FAR_OFF = 100.0
 _SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
 # So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
 # The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3.

@@ -2,13 +2,15 @@
 
 The gradient of a weight is a product of two matrices, whose rows and columns are of different sizes. So elements of one
 magnitude do not share their noise there: that of an element is about what its row and its column usually have. Eager's
-own error shows that without a draw, as a row has many elements.
+own error shows that without a draw, as a row has many elements. It shows also where it is not so, as between experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import torch
 
@@ -21,6 +23,13 @@ __all__ = ["worst_by_rows"]
 _LEAST = 16
 # Elements looked at in one go, or one row.
 _PIECE = 1 << 20
+# Noise that rows and columns may tell, over what the magnitude tells: more is not believed.
+_MOST: Final = 16.0
+# Steps of a factor of two up to that one, and one below for elements of which rows and columns tell less.
+_STEPS: Final = 5
+# What is believed of a step needs so many elements. Eager's errors are below a tenth of the noise told in 8 % of them,
+# as a normal distribution's are, and in twice as many at most.
+_FEW, _SMALL, _SHARE = 64, 0.1, 0.16
 
 
 def worst_by_rows(
@@ -34,9 +43,10 @@ def worst_by_rows(
         expected: In float64.
         levels: The usual size of eager's errors by magnitude.
 
-    The noise is the larger one of what ``levels`` and eager's own error there make of it, as in
-    :meth:`Scale.element_noise`, and of the usual noise of row and column: the mean squares of eager's errors in these
-    two, multiplied, over that of all. None for what is no matrix of 16 rows and columns, or where eager has no error.
+    The noise is what ``levels`` and eager's own error there make of it, as in :meth:`Scale.element_noise`. It is that
+    of row and column where this is larger: the mean squares of eager's errors in these two, multiplied, over that of
+    all. So much is believed up to 16 times the level, and where eager's errors are as large as it says. None for what
+    is no matrix of 16 rows and columns, or where eager has no error.
     """
     shape = _even_matrix(expected.shape)
     if shape is None:
@@ -46,16 +56,52 @@ def worst_by_rows(
     usual = squares_of_columns.mean()
     if not float(usual) > 0:
         return None
-    unit, tiny = unit_of(eager.dtype), smallest_noise(eager.dtype)
+    noise = _Noise(squares_of_columns / usual, levels, unit_of(eager.dtype), smallest_noise(eager.dtype))
+    believed = _believed_steps(matrices[0], matrices[2], squares_of_rows, noise)
     found = []
     for mine, theirs, exact, rows in _split_rows(*matrices, squares_of_rows):
-        by_level = (mine.double() - exact).square_().add_(levels.of(exact).square()).mul_(0.5)
-        least = exact.abs().mul_(unit).add_(tiny).square_()
-        by_rows = rows.outer(squares_of_columns).div_(usual)
-        noise = torch.maximum(torch.maximum(by_level, least), by_rows)
-        ratio = (theirs.double() - exact).square_().div_(noise)
+        by_rows, step = noise.of(exact, rows)
+        own = (mine.double() - exact).square_()
+        squares = torch.maximum(own.add_(levels.of(exact).square()).mul_(0.5), noise.least(exact))
+        squares = torch.maximum(squares, by_rows.where(believed[step], 0.0))
+        ratio = (theirs.double() - exact).square_().div_(squares)
         found += [ratio.amax(), ratio.argmax()]
     return _largest_of(read_numbers(*found), _rows_at_once(shape) * shape[1])
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Squares of the noise of some rows."""
+
+    columns: torch.Tensor
+    """Mean square of eager's errors in each column, over that of all."""
+    levels: Levels
+    unit: float
+    tiny: float
+
+    def least(self, exact: torch.Tensor) -> torch.Tensor:
+        """One rounding of the result."""
+        return exact.abs().mul_(self.unit).add_(self.tiny).square_()
+
+    def of(self, exact: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """By row and column, and in which step that is above what the magnitude tells; 0 where it is not."""
+        by_level = torch.maximum(self.levels.of(exact).square(), self.least(exact))
+        by_rows = torch.minimum(rows.outer(self.columns), by_level * _MOST**2)
+        step = (by_rows / by_level).log2_().mul_(0.5).floor_().add_(1).clamp_(0, _STEPS - 1)
+        return by_rows, step.long()
+
+
+def _believed_steps(
+    eager: torch.Tensor, expected: torch.Tensor, squares_of_rows: torch.Tensor, noise: _Noise
+) -> torch.Tensor:
+    """For each step, whether eager's errors in it are as large as rows and columns say."""
+    counts = small = torch.zeros(_STEPS, dtype=torch.int64, device=expected.device)
+    for mine, exact, rows in _split_rows(eager, expected, squares_of_rows):
+        by_rows, step = noise.of(exact, rows)
+        is_small = (mine.double() - exact).square_() < by_rows * _SMALL**2
+        counts = counts + torch.bincount(step.flatten(), minlength=_STEPS)
+        small = small + torch.bincount(step[is_small], minlength=_STEPS)
+    return (counts >= _FEW) & (small <= _SHARE * counts)
 
 
 def _even_matrix(shape: torch.Size) -> tuple[int, int] | None:

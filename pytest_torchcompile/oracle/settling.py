@@ -62,7 +62,10 @@ def settle_by_eager(
                        blind=sums.blind, against=reference.kind, why=reference.why, draws=1)
     place = sums.worst
     if sums.peak > strict.peak:
-        found = worst_by_rows(e, c, estimate.value, levels)
+        found = None
+        # Of outputs nobody knows that they are products.
+        if leaf.kind == "gradient":
+            found = worst_by_rows(e, c, estimate.value, levels)
         if found is None or found[0] > strict.peak:
             return None
         measured, place = replace(measured, peak=found[0]), found[1]

@@ -180,7 +180,7 @@ def _attention_mask(args: Sequence[Any], kwargs: Mapping[str, Any], out: Sequenc
     tensor with the same numbers, for its own tests (torch 2.8 to 2.15, native/transformers/cuda/attention.cu).
     """
     query, key = args[0], args[1]
-    share = args[_SHARE] if len(args) > _SHARE else kwargs.get("dropout_p", 0.0)
+    share = float(args[_SHARE] if len(args) > _SHARE else kwargs.get("dropout_p", 0.0))
     shape = (*query.shape[:-1], key.shape[-2])
     fill = getattr(torch.ops.aten, "_fill_mem_eff_dropout_mask_", None)
     if not share or math.prod(shape) > _LARGEST_MASK or fill is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -18,22 +20,47 @@ ROWS, COLUMNS = 600, 500
 SIZE = 64.0
 
 
-def gradient() -> tuple[torch.Tensor, torch.Tensor, Reference]:
-    """Eager's and the compiled gradient: elements of one magnitude with very different noise."""
+def loud_rows() -> torch.Tensor:
+    """The noise of each element: one row of sixty has twelve times as much."""
     torch.manual_seed(0)
     rows = torch.ones(ROWS, 1, dtype=torch.float64)
-    rows[::60] = 30.0
+    rows[::60] = 12.0
     columns = torch.rand(1, COLUMNS, dtype=torch.float64).add(0.5)
+    return rows * columns * 2.0**-20
+
+
+def loud_blocks() -> torch.Tensor:
+    """As of experts: each is loud in rows and columns of its own. Where rows of one meet columns of another it is quiet."""
+    noise = torch.full((ROWS, COLUMNS), 2.0**-20, dtype=torch.float64)
+    noise[: ROWS // 2, : COLUMNS // 2] *= 1000
+    noise[ROWS // 2 :, COLUMNS // 2 :] *= 1000
+    return noise
+
+
+def loud_corners() -> torch.Tensor:
+    """Two small blocks are loud. Where the rows of one meet the columns of the other nothing is."""
+    noise = torch.full((ROWS, COLUMNS), 2.0**-20, dtype=torch.float64)
+    noise[:8, :4] *= 1000
+    noise[8:16, 4:8] *= 1000
+    return noise
+
+
+def gradient(noise: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, Reference]:
+    """Eager's and the compiled gradient: elements of one magnitude with very different noise."""
+    if noise is None:
+        noise = loud_rows()
+    torch.manual_seed(0)
     exact = SIZE * torch.randn(ROWS, COLUMNS, dtype=torch.float64)
-    noise = rows * columns * 2.0**-20
     eager, compiled = (exact + noise * torch.randn_like(exact) for _ in range(2))
     expected = Reference(record(lambda x: x, None, Batch.of(exact), train=False))
     expected.kind = "float64"
     return eager.float(), compiled.float(), expected
 
 
-def settled(eager: torch.Tensor, compiled: torch.Tensor, expected: Reference) -> Leaf | None:
-    leaf = Leaf("output", "value", numel=eager.numel(), dtype="float32")
+def settled(
+    eager: torch.Tensor, compiled: torch.Tensor, expected: Reference, kind: str = "gradient"
+) -> Leaf | None:
+    leaf = Leaf("output", kind, numel=eager.numel(), dtype="float32")
     return settle_by_eager(leaf, eager, compiled, expected, Limits(), limits_without_draws(Limits()))
 
 
@@ -64,6 +91,32 @@ def test_a_wrong_element_is_not_settled(row: str) -> None:
     noise /= (eager.double() - exact).square().mean().sqrt()
     compiled[number, column] = exact[number, column] + 40 * max(noise, exact[number, column].abs() * 2.0**-24)
     assert settled(eager, compiled, expected) is None
+
+
+@pytest.mark.parametrize(("noise", "row", "column"), [(loud_blocks, 3, 400), (loud_corners, 2, 6)],
+                         ids=["experts", "corners"])  # fmt: skip
+@pytest.mark.parametrize("times", [40, 300])
+def test_rows_and_columns_that_tell_nothing(noise: Callable[[], torch.Tensor], row: int, column: int,
+                                            times: float) -> None:
+    """Their product is a thousand times the noise of the element, as eager's own errors there show."""
+    eager, compiled, expected = gradient(noise())
+    exact = expected.estimates["output"].value
+    compiled[row, column] = exact[row, column] + times * max(noise()[row, column], SIZE * 2.0**-24)
+    assert settled(eager, compiled, expected) is None
+
+
+def test_more_than_sixteen_times_the_level_is_not_believed() -> None:
+    noise = loud_rows()
+    noise[::60] *= 100
+    eager, compiled, expected = gradient(noise)
+    levels = Levels(*(tensor.flatten() for tensor in (expected.estimates["output"].value, noise)))
+    found = worst_by_rows(eager, compiled, expected.estimates["output"].value, levels)
+    assert found is not None
+    assert found[0] > 30
+
+
+def test_outputs_are_not_known_to_be_products() -> None:
+    assert settled(*gradient(), kind="value") is None
 
 
 @pytest.mark.parametrize("piece", [COLUMNS, 7 * COLUMNS + 3, 1 << 20])

@@ -30,7 +30,7 @@ def loud_rows() -> torch.Tensor:
 
 
 def loud_blocks() -> torch.Tensor:
-    """As of experts: each is loud in rows and columns of its own. Where rows of one meet columns of another it is quiet."""
+    """As of experts: each is loud in its own rows and columns. Where rows of one meet another's columns it is quiet."""
     noise = torch.full((ROWS, COLUMNS), 2.0**-20, dtype=torch.float64)
     noise[: ROWS // 2, : COLUMNS // 2] *= 1000
     noise[ROWS // 2 :, COLUMNS // 2 :] *= 1000

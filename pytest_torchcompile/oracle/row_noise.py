@@ -23,10 +23,12 @@ __all__ = ["worst_by_rows"]
 _LEAST = 16
 # Elements looked at in one go, or one row.
 _PIECE = 1 << 20
+# Groups of rows, each of half the noise of the one before.
+_GROUPS: Final = 8
 # Noise that rows and columns may tell, over what the magnitude tells: more is not believed.
-_MOST: Final = 16.0
+_MOST: Final = 256.0
 # Steps of a factor of two up to that one, and one below for elements of which rows and columns tell less.
-_STEPS: Final = 5
+_STEPS: Final = 9
 # What is believed of a step needs so many elements. Eager's errors are below a tenth of the noise told in 8 % of them,
 # as a normal distribution's are, and in twice as many at most.
 _FEW, _SMALL, _SHARE = 64, 0.1, 0.16
@@ -45,22 +47,24 @@ def worst_by_rows(
 
     The noise is what ``levels`` and eager's own error there make of it, as in :meth:`Scale.element_noise`. It is that
     of row and column where this is larger: the mean squares of eager's errors in these two, multiplied, over that of
-    all. So much is believed up to 16 times the level, and where eager's errors are as large as it says. None for what
-    is no matrix of 16 rows and columns, or where eager has no error.
+    all. The column's is that of rows with about as much noise. This is believed up to 256 times the level, and where
+    eager's errors are as large as it says. None for what is no matrix of 16 rows and columns, or where eager has no
+    error.
     """
     shape = _even_matrix(expected.shape)
     if shape is None:
         return None
-    matrices = [tensor.reshape(shape) for tensor in (eager, compiled, expected)]
-    squares_of_rows, squares_of_columns = _mean_squares(matrices[0], matrices[2])
-    usual = squares_of_columns.mean()
-    if not float(usual) > 0:
+    eager, compiled, expected = (tensor.reshape(shape) for tensor in (eager, compiled, expected))
+    squares_of_rows = _mean_squares_of_rows(eager, expected)
+    groups = _group_rows(squares_of_rows)
+    profiles = _column_profiles(eager, expected, groups)
+    if profiles is None:
         return None
-    noise = _Noise(squares_of_columns / usual, levels, unit_of(eager.dtype), smallest_noise(eager.dtype))
-    believed = _believed_steps(matrices[0], matrices[2], squares_of_rows, noise)
+    noise = _Noise(profiles, levels, unit_of(eager.dtype), smallest_noise(eager.dtype))
+    believed = _believed_steps(eager, expected, squares_of_rows, groups, noise)
     found = []
-    for mine, theirs, exact, rows in _split_rows(*matrices, squares_of_rows):
-        by_rows, step = noise.of(exact, rows)
+    for mine, theirs, exact, rows, group in _split_rows(eager, compiled, expected, squares_of_rows, groups):
+        by_rows, step = noise.of(exact, rows, group)
         own = (mine.double() - exact).square_()
         squares = torch.maximum(own.add_(levels.of(exact).square()).mul_(0.5), noise.least(exact))
         squares = torch.maximum(squares, by_rows.where(believed[step], 0.0))
@@ -73,8 +77,8 @@ def worst_by_rows(
 class _Noise:
     """Squares of the noise of some rows."""
 
-    columns: torch.Tensor
-    """Mean square of eager's errors in each column, over that of all."""
+    profiles: torch.Tensor
+    """For each group of rows, the mean square of eager's errors in each column, over that of the group."""
     levels: Levels
     unit: float
     tiny: float
@@ -83,21 +87,21 @@ class _Noise:
         """One rounding of the result."""
         return exact.abs().mul_(self.unit).add_(self.tiny).square_()
 
-    def of(self, exact: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, exact: torch.Tensor, rows: torch.Tensor, group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """By row and column, and in which step that is above what the magnitude tells; 0 where it is not."""
         by_level = torch.maximum(self.levels.of(exact).square(), self.least(exact))
-        by_rows = torch.minimum(rows.outer(self.columns), by_level * _MOST**2)
+        by_rows = torch.minimum(self.profiles[group].mul_(rows[:, None]), by_level * _MOST**2)
         step = (by_rows / by_level).log2_().mul_(0.5).floor_().add_(1).clamp_(0, _STEPS - 1)
         return by_rows, step.long()
 
 
 def _believed_steps(
-    eager: torch.Tensor, expected: torch.Tensor, squares_of_rows: torch.Tensor, noise: _Noise
+    eager: torch.Tensor, expected: torch.Tensor, squares_of_rows: torch.Tensor, groups: torch.Tensor, noise: _Noise
 ) -> torch.Tensor:
     """For each step, whether eager's errors in it are as large as rows and columns say."""
     counts = small = torch.zeros(_STEPS, dtype=torch.int64, device=expected.device)
-    for mine, exact, rows in _split_rows(eager, expected, squares_of_rows):
-        by_rows, step = noise.of(exact, rows)
+    for mine, exact, rows, group in _split_rows(eager, expected, squares_of_rows, groups):
+        by_rows, step = noise.of(exact, rows, group)
         is_small = (mine.double() - exact).square_() < by_rows * _SMALL**2
         counts = counts + torch.bincount(step.flatten(), minlength=_STEPS)
         small = small + torch.bincount(step[is_small], minlength=_STEPS)
@@ -113,14 +117,33 @@ def _even_matrix(shape: torch.Size) -> tuple[int, int] | None:
     return most_even
 
 
-def _mean_squares(eager: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of eager's errors in each row and in each column."""
-    of_rows, of_columns = [], torch.zeros(expected.shape[1], dtype=torch.float64, device=expected.device)
-    for mine, exact in _split_rows(eager, expected):
-        squares = (mine.double() - exact).square_()
-        of_rows.append(squares.mean(1))
-        of_columns += squares.sum(0)
-    return torch.cat(of_rows), of_columns / expected.shape[0]
+def _mean_squares_of_rows(eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Of eager's errors."""
+    return torch.cat([(mine.double() - exact).square_().mean(1) for mine, exact in _split_rows(eager, expected)])
+
+
+def _group_rows(squares: torch.Tensor) -> torch.Tensor:
+    """The number of each row's group: rows of about one noise, which share a profile of columns.
+
+    Of an embedding that is the last layer too, the rows of the words that occur have other columns than the rest. A
+    group of few rows tells no profile: such rows get the number ``_GROUPS``, of all rows together.
+    """
+    below = (squares / squares.amax()).log2_().mul_(-0.5).floor_().clamp_(0, _GROUPS - 1).nan_to_num_(0.0).long()
+    counts = torch.bincount(below, minlength=_GROUPS)
+    return below.masked_fill_(counts[below] < _LEAST, _GROUPS)
+
+
+def _column_profiles(eager: torch.Tensor, expected: torch.Tensor, groups: torch.Tensor) -> torch.Tensor | None:
+    """Mean squares of eager's errors in each column over that of the group, for each group and for all rows; None where
+    eager has no error."""
+    sums = torch.zeros(_GROUPS + 1, expected.shape[1], dtype=torch.float64, device=expected.device)
+    for mine, exact, group in _split_rows(eager, expected, groups):
+        sums.index_add_(0, group, (mine.double() - exact).square_())
+    sums[-1] = sums.sum(0)
+    means = sums.mean(1, keepdim=True)
+    if not float(means[-1]) > 0:
+        return None
+    return sums.div_(means).nan_to_num_(0.0)
 
 
 def _split_rows(first: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -74,7 +74,11 @@ class Reusing:
         most: int | None = _MOST_CAUSES
         if self.session.config.get_verbosity() >= 1:
             most = None
-        for line in lines_of_causes(self.session.journal.why_run, most):
+        journal = self.session.journal
+        # A cell that compiled to the same code was run too, but counts as reused.
+        reused = journal.reused()
+        why_run = {cell: why for cell, why in journal.why_run.items() if cell not in reused}
+        for line in lines_of_causes(why_run, most):
             terminalreporter.write_line(line)
         return result
 

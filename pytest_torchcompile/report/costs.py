@@ -33,6 +33,8 @@ _COMPILED: Final = "compiled"
 """The phase of a cell in which compiled code runs; compiling is part of it."""
 _WITHIN: Final = "autotuning, in these"
 """No phase of its own: seconds that other phases have counted."""
+_STAGES: Final = "stages"
+"""The phase in which a failure is looked for in each stage of the compiler."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class CellCost:
     judging: float
     """Eager, float64 and noise runs, comparisons, and the calls of compiled code."""
     other: float
-    """Checks with runs of their own (smoketest, fallback, fuzz), and waiting for a rank."""
+    """Checks with runs of their own (smoketest, fallback, fuzz), looking for the failing stage, waiting for a rank."""
     advice: str = ""
     """What would make it cheaper; empty if nothing is known."""
 
@@ -158,9 +160,14 @@ def _cost_of_cell(facts: Facts, dearest: Mapping[str, Compile]) -> CellCost:
     phases = {name: seconds for name, seconds in facts.seconds.items() if name != _WITHIN}
     # A cell's compiles are part of this phase; where a check of its own compiled more, nothing is left of it.
     running = max(0.0, phases.pop(_COMPILED, 0.0) - unique - repeated)
+    stages = phases.pop(_STAGES, 0.0)
     judging = running + sum(phases.values())
     other = max(0.0, total - unique - repeated - judging)
-    return CellCost(facts.id, total, unique, repeated, judging, other, _advice(facts, total, unique, repeated, judging))
+    advice = _advice(facts, total, unique, repeated, judging)
+    # Where that is the largest part, whatever else would help helps less.
+    if stages > max(unique, repeated, judging):
+        advice = "none while it fails: most of it is looking for the stage of the compiler that does"
+    return CellCost(facts.id, total, unique, repeated, judging, other, advice)
 
 
 def _advice(facts: Facts, total: float, unique: float, repeated: float, judging: float) -> str:

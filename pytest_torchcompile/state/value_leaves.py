@@ -42,6 +42,8 @@ def dense_form(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat(parts)
     if tensor.is_quantized:
         return tensor.dequantize()
+    if type(tensor).__name__ == "MaskedTensor":  # of torch.masked; what is masked out has no value
+        return tensor.to_tensor(0)  # type: ignore[no-any-return, attr-defined]
     if tensor.layout is torch.strided:
         return tensor
     return tensor.to_dense()
@@ -53,6 +55,8 @@ def layout_of(tensor: torch.Tensor) -> str:
         return f"nested, {tensor.layout}, of {[tuple(part.shape) for part in tensor.unbind()]}"
     if tensor.is_quantized:
         return f"quantised, {tensor.qscheme()}"
+    if type(tensor).__name__ == "MaskedTensor":
+        return f"masked, {fingerprint(tensor.get_mask())}"  # type: ignore[attr-defined]
     if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
         return f"{tensor.layout}, not coalesced"
     return str(tensor.layout)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.masked import masked_tensor
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
@@ -498,12 +499,14 @@ ODD = {
     "sparse": (lambda x: (x * 1.1).to_sparse(), lambda y: y * 1.01),
     "sparse rows": (lambda x: (x * 1.1).to_sparse_csr(), lambda y: y * 1.01),
     "nested": (lambda x: torch.nested.nested_tensor([x * 1.1, x[:2] * 1.1], layout=torch.jagged), lambda y: y * 1.01),
+    "masked": (lambda x: masked_tensor(x * 1.1, x > 1), lambda y: y * 1.01),
+    "other mask": (lambda x: masked_tensor(x * 1.1, x > 1), lambda y: masked_tensor(y.get_data(), ~y.get_mask())),
     "8 bits": (lambda x: (x * 1.1).to(torch.float8_e4m3fn), lambda y: (y.float() * 3).to(torch.float8_e4m3fn)),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of (nested tensors|MaskedTensors):UserWarning")
 @pytest.mark.parametrize("odd", ODD)
 def test_any_kind_of_tensor_is_compared(odd):
     """Right ones pass, wrong ones are found, nothing ends in a traceback."""

@@ -257,6 +257,7 @@ def test_comparisons_are_reused_where_the_code_is_the_same(reuse):
     assert "comparisons" not in reused[NET]
     assert reused[OTHER].keys() == reused[NET].keys()
     result.stdout.fnmatch_lines(["2 of 2 cells reused (1 compiled to the same code, and not compared again); *"])
+    result.stdout.no_fnmatch_line("*not reused*")
     block = reuse.block()
     jsonschema.validate({"compile_matrix": block}, report_schema())
     for before, after in zip(first, block["cells"], strict=True):

@@ -74,6 +74,17 @@ def test_what_is_not_compiling_is_judging_or_other():
                                "2 s checks with runs of their own, 6 s start-up and idle workers")
 
 
+def test_looking_for_the_failing_stage_is_no_judging():
+    """A cell that fails is compiled again by each stage of the compiler; fewer sizes are no help then."""
+    seconds = {"compiled": 2.0, "stages": 27.0, "compare": 3.0}
+    cells, _ = measured(cell("a", 33.0, [compiled(1.0)], seconds=seconds))
+    a = cells["a"]
+    assert (a.unique, a.judging, a.other) == (1.0, 4.0, 28.0)
+    assert a.advice == "none while it fails: most of it is looking for the stage of the compiler that does"
+    slow, _ = measured(cell("a", 33.0, [compiled(1.0)], seconds=seconds | {"compare": 28.0, "stages": 2.0}))
+    assert slow["a"].advice == "fewer or smaller sizes: each is run in eager and in float64"
+
+
 def test_the_lines_of_a_terminal():
     """Totals with shares, then the dearest cells with what would make them cheaper."""
     _, cost = measured(

@@ -29,9 +29,12 @@ _GROUPS: Final = 8
 _MOST: Final = 256.0
 # Steps of a factor of two up to that one, and one below for elements of which rows and columns tell less.
 _STEPS: Final = 9
-# What is believed of a step needs so many elements. Eager's errors are below a tenth of the noise told in 8 % of them,
-# as a normal distribution's are, and in twice as many at most.
-_FEW, _SMALL, _SHARE = 64, 0.1, 0.16
+# Elements that a step needs to be believed.
+_FEW: Final = 64
+# An error of eager's that is below this share of the noise told is small. Of a normal distribution 8 % are.
+_SMALL: Final = 0.1
+# In a step that is believed twice as many are small at most.
+_MOST_SMALL: Final = 0.16
 
 
 def worst_by_rows(
@@ -56,19 +59,19 @@ def worst_by_rows(
         return None
     eager, compiled, expected = (tensor.reshape(shape) for tensor in (eager, compiled, expected))
     squares_of_rows = _mean_squares_of_rows(eager, expected)
-    groups = _group_rows(squares_of_rows)
-    profiles = _column_profiles(eager, expected, groups)
-    if profiles is None:
+    if not float(squares_of_rows.amax()) > 0:
         return None
-    noise = _Noise(profiles, levels, unit_of(eager.dtype), smallest_noise(eager.dtype))
+    groups = _group_rows(squares_of_rows)
+    noise = _Noise(_column_profiles(eager, expected, groups), levels, unit_of(eager.dtype), smallest_noise(eager.dtype))
     believed = _believed_steps(eager, expected, squares_of_rows, groups, noise)
     found = []
     for mine, theirs, exact, rows, group in _split_rows(eager, compiled, expected, squares_of_rows, groups):
         by_rows, step = noise.of(exact, rows, group)
-        own = (mine.double() - exact).square_()
-        squares = torch.maximum(own.add_(levels.of(exact).square()).mul_(0.5), noise.least(exact))
-        squares = torch.maximum(squares, by_rows.where(believed[step], 0.0))
-        ratio = (theirs.double() - exact).square_().div_(squares)
+        # As ``Scale.element_noise``: eager's error there and the level are two draws.
+        by_level = _squared_errors(mine, exact).add_(levels.of(exact).square()).mul_(0.5)
+        squared_noise = torch.maximum(by_level, noise.least(exact))
+        squared_noise = torch.maximum(squared_noise, by_rows.where(believed[step], 0.0))
+        ratio = _squared_errors(theirs, exact).div_(squared_noise)
         found += [ratio.amax(), ratio.argmax()]
     return _largest_of(read_numbers(*found), _rows_at_once(shape) * shape[1])
 
@@ -91,21 +94,23 @@ class _Noise:
         """By row and column, and in which step that is above what the magnitude tells; 0 where it is not."""
         by_level = torch.maximum(self.levels.of(exact).square(), self.least(exact))
         by_rows = torch.minimum(self.profiles[group].mul_(rows[:, None]), by_level * _MOST**2)
-        step = (by_rows / by_level).log2_().mul_(0.5).floor_().add_(1).clamp_(0, _STEPS - 1)
-        return by_rows, step.long()
+        # Both are squares: of their quotient a factor of four is one of two in noise.
+        factors_of_two = (by_rows / by_level).log2_().mul_(0.5).floor_()
+        return by_rows, factors_of_two.add_(1).clamp_(0, _STEPS - 1).long()
 
 
 def _believed_steps(
     eager: torch.Tensor, expected: torch.Tensor, squares_of_rows: torch.Tensor, groups: torch.Tensor, noise: _Noise
 ) -> torch.Tensor:
     """For each step, whether eager's errors in it are as large as rows and columns say."""
-    counts = small = torch.zeros(_STEPS, dtype=torch.int64, device=expected.device)
+    counts = torch.zeros(_STEPS, dtype=torch.int64, device=expected.device)
+    small = torch.zeros_like(counts)
     for mine, exact, rows, group in _split_rows(eager, expected, squares_of_rows, groups):
         by_rows, step = noise.of(exact, rows, group)
-        is_small = (mine.double() - exact).square_() < by_rows * _SMALL**2
-        counts = counts + torch.bincount(step.flatten(), minlength=_STEPS)
-        small = small + torch.bincount(step[is_small], minlength=_STEPS)
-    return (counts >= _FEW) & (small <= _SHARE * counts)
+        is_small = _squared_errors(mine, exact) < by_rows * _SMALL**2
+        counts += torch.bincount(step.flatten(), minlength=_STEPS)
+        small += torch.bincount(step[is_small], minlength=_STEPS)
+    return (counts >= _FEW) & (small <= _MOST_SMALL * counts)
 
 
 def _even_matrix(shape: torch.Size) -> tuple[int, int] | None:
@@ -119,7 +124,12 @@ def _even_matrix(shape: torch.Size) -> tuple[int, int] | None:
 
 def _mean_squares_of_rows(eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Of eager's errors."""
-    return torch.cat([(mine.double() - exact).square_().mean(1) for mine, exact in _split_rows(eager, expected)])
+    return torch.cat([_squared_errors(mine, exact).mean(1) for mine, exact in _split_rows(eager, expected)])
+
+
+def _squared_errors(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """In float64."""
+    return (values.double() - exact).square_()
 
 
 def _group_rows(squares: torch.Tensor) -> torch.Tensor:
@@ -128,22 +138,21 @@ def _group_rows(squares: torch.Tensor) -> torch.Tensor:
     Of an embedding that is the last layer too, the rows of the words that occur have other columns than the rest. A
     group of few rows tells no profile: such rows get the number ``_GROUPS``, of all rows together.
     """
-    below = (squares / squares.amax()).log2_().mul_(-0.5).floor_().clamp_(0, _GROUPS - 1).nan_to_num_(0.0).long()
-    counts = torch.bincount(below, minlength=_GROUPS)
-    return below.masked_fill_(counts[below] < _LEAST, _GROUPS)
+    # Rows without an error are infinitely many halves below the loudest, and so in the last group.
+    halves = (squares / squares.amax()).log2_().mul_(-0.5).floor_()
+    groups = halves.clamp_(0, _GROUPS - 1).long()
+    counts = torch.bincount(groups, minlength=_GROUPS)
+    return groups.masked_fill_(counts[groups] < _LEAST, _GROUPS)
 
 
-def _column_profiles(eager: torch.Tensor, expected: torch.Tensor, groups: torch.Tensor) -> torch.Tensor | None:
-    """Mean squares of eager's errors in each column over that of the group, for each group and for all rows; None where
-    eager has no error."""
+def _column_profiles(eager: torch.Tensor, expected: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """Mean squares of eager's errors in each column over that of the group, for each group and, last, for all rows."""
     sums = torch.zeros(_GROUPS + 1, expected.shape[1], dtype=torch.float64, device=expected.device)
     for mine, exact, group in _split_rows(eager, expected, groups):
-        sums.index_add_(0, group, (mine.double() - exact).square_())
+        sums.index_add_(0, group, _squared_errors(mine, exact))
     sums[-1] = sums.sum(0)
-    means = sums.mean(1, keepdim=True)
-    if not float(means[-1]) > 0:
-        return None
-    return sums.div_(means).nan_to_num_(0.0)
+    # A group without rows or errors has no mean; nobody asks for its profile, or it is zero.
+    return sums.div_(sums.mean(1, keepdim=True)).nan_to_num_(0.0)
 
 
 def _split_rows(first: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

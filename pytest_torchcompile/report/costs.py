@@ -160,18 +160,17 @@ def _cost_of_cell(facts: Facts, dearest: Mapping[str, Compile]) -> CellCost:
     phases = {name: seconds for name, seconds in facts.seconds.items() if name != _WITHIN}
     # A cell's compiles are part of this phase; where a check of its own compiled more, nothing is left of it.
     running = max(0.0, phases.pop(_COMPILED, 0.0) - unique - repeated)
-    stages = phases.pop(_STAGES, 0.0)
+    phases.pop(_STAGES, None)
     judging = running + sum(phases.values())
     other = max(0.0, total - unique - repeated - judging)
-    advice = _advice(facts, total, unique, repeated, judging)
-    # Where that is the largest part, whatever else would help helps less.
-    if stages > max(unique, repeated, judging):
-        advice = "none while it fails: most of it is looking for the stage of the compiler that does"
-    return CellCost(facts.id, total, unique, repeated, judging, other, advice)
+    return CellCost(facts.id, total, unique, repeated, judging, other, _advice(facts, total, unique, repeated, judging))
 
 
 def _advice(facts: Facts, total: float, unique: float, repeated: float, judging: float) -> str:
     """One way to make a cell cheaper: the one for what is largest in it."""
+    # Where that is the largest part, whatever else would help helps less.
+    if facts.seconds.get(_STAGES, 0.0) > max(unique, repeated, judging):
+        return "none while it fails: most of it is looking for the stage of the compiler that does"
     # From a quarter on, the waste is worth an advice of its own before anything about the cell itself.
     if repeated > total / 4:
         return "its graphs were compiled by another cell too: keep TORCHINDUCTOR_CACHE_DIR, or use fewer workers"

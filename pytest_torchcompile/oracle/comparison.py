@@ -183,16 +183,14 @@ class _Judge:
             # Another kind is about a property of a value of this name.
             if values is not None and values.kind == leaf.kind:
                 places[leaf.name] = place
-        suspicious = []
-        for name, place in places.items():
-            # Eager's own error has decided about those that are settled: no draw can say more.
-            if name in self._waiting or (name not in self._settled and self._is_suspicious(leaves[place])):
-                suspicious.append(name)
-        while suspicious and self._reference().more(suspicious):
-            for name in suspicious:
+        # Eager's own error has decided about those that are settled: no draw can say more.
+        measured = [name for name in places if name not in self._settled and name not in self._waiting]
+        wanting = [*self._waiting, *self._wanting([leaves[places[name]] for name in measured])]
+        while wanting and self._reference().more(wanting):
+            for name in wanting:
                 leaves[places[name]] = self._measure(self._measured[name])
                 self._waiting.discard(name)
-            suspicious = [name for name in suspicious if self._is_suspicious(leaves[places[name]])]
+            wanting = self._wanting([leaves[places[name]] for name in wanting])
         for name in self._waiting:
             leaves[places[name]] = self._measure(self._measured[name])
         eps = self._coarsest_eps()
@@ -205,14 +203,9 @@ class _Judge:
 
     def _coarsest_eps(self) -> float:
         """Of the dtypes of all values that are not equal bit for bit; 0 where none is a number."""
-        coarsest = 0.0
-        for values in self._measured.values():
-            if not isinstance(values.eager, torch.Tensor):
-                continue
-            dtype = values.eager.dtype
-            if dtype.is_floating_point or dtype.is_complex:
-                coarsest = max(coarsest, torch.finfo(dtype).eps)
-        return coarsest
+        tensors = [values.eager for values in self._measured.values() if isinstance(values.eager, torch.Tensor)]
+        numbers = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+        return max((torch.finfo(tensor.dtype).eps for tensor in numbers), default=0.0)
 
     def _with_excuse(self, leaf: Leaf, values: _Values, eps: float) -> Leaf:
         """The leaf with the difference that it is excused, if there is one worth telling."""
@@ -257,11 +250,25 @@ class _Judge:
             excused.append(leaf)
         return excused
 
+    def _wanting(self, leaves: list[Leaf]) -> list[str]:
+        """Names of the leaves of which more draws may say something else.
+
+        Of those that other random numbers set apart noise says nothing; nor of any leaf where these are the most.
+        """
+        set_apart = {leaf.name for leaf in leaves if self.other_draws and leaf.far_off and self._has_draws(leaf)}
+        if 2 * len(set_apart) > len(leaves):
+            return []
+        return [leaf.name for leaf in leaves if leaf.name not in set_apart and self._is_suspicious(leaf)]
+
+    def _has_draws(self, leaf: Leaf) -> bool:
+        estimate = self._reference().estimates.get(leaf.name)
+        return estimate is not None and estimate.offered > 0
+
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
         if problem(leaf, self._limits) is not None:
-            return not (self.other_draws and leaf.far_off and estimate is not None and estimate.offered)
+            return True
         if estimate is None or estimate.offered >= FEW:
             return False
         if not estimate.offered and problem(leaf, self._without_draws) is not None:

@@ -91,8 +91,8 @@ class Estimate:
         held = (self.value, self.spread, self.reach, self.flips, self.brink)
         return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
 
-    def add(self, value: Any, plain: bool = True) -> None:
-        """Take one more draw in; ``plain``: made with as much noise as the program has, not more."""
+    def add(self, value: Any, share: float = 1.0) -> None:
+        """Take one more draw in; ``share``: what it counts for, less than 1 if it has more noise than the program."""
         if not isinstance(self.value, torch.Tensor):
             if isinstance(value, (bool, int, str, type(None))):
                 self.odd += self.value != value
@@ -105,14 +105,14 @@ class Estimate:
         self.draws += 1
         if self.continuous:
             if value.numel():
-                self._add_deviations(value)
+                self._add_deviations(value, share)
             return
         flips = value != self.value
         if self.flips is not None:
             self.flips = self.flips | flips
         else:
             self.flips = flips
-        if plain:
+        if share == 1:
             self.flipped.append(int(flips.sum()))
 
     def is_near(self, eager: torch.Tensor) -> bool:
@@ -205,7 +205,7 @@ class Estimate:
                 self.value = self.value.masked_fill(beyond, float("inf"))
                 self.brink = beyond.flatten()
 
-    def _add_deviations(self, value: torch.Tensor) -> None:
+    def _add_deviations(self, value: torch.Tensor, share: float) -> None:
         if self.spread is None or self.reach is None or self.levels is None:
             fine = self.value.dtype == torch.float64 and self.value.numel() < _FINE
             dtype = torch.float64 if fine else torch.float32
@@ -216,11 +216,11 @@ class Estimate:
                 held = torch.float64
             self.reach = torch.zeros_like(self.spread, dtype=held)
             exact = sample_elements(self.value)
-            self.levels = Levels(finite_values(exact), finite_values(sample_elements(value) - exact))
+            self.levels = Levels(finite_values(exact), finite_values(sample_elements(value) - exact) * share)
         projections = Projections(self.levels)
         start = 0
         for spread, reach, exact, drawn in split_pieces(self.spread, self.reach, self.value, value):
-            error = drawn - exact
+            error = (drawn - exact).mul_(share)
             if not math.isfinite(float(error.dot(error))) or self._near < float("inf"):
                 # not (a > b): NaN is not smaller
                 self._mark_brink(start, exact.isfinite() & ~(drawn.abs() <= self._near))

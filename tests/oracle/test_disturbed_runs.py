@@ -107,7 +107,7 @@ def test_draws_are_made_together():
     assert not runs.more(["output"])
     runs.draw_further()
     assert runs.draws == 36
-    assert {factor for _, factor in program.made[6:]} == {1.0, 2.0}
+    assert {factor for _, factor in program.made[6:]} == {1.0, 4.0}
     assert len({seed for seed, _ in program.made}) == 37
 
 

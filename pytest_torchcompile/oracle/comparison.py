@@ -25,6 +25,7 @@ from pytest_torchcompile.oracle.properties import (
     compare_items,
     compare_properties,
     compare_zero_signs,
+    equal_objects,
     has_other_draws,
     plain_value,
 )
@@ -94,7 +95,7 @@ class _Pair:
 
     def compare_with_twin(self, twin: Recording) -> Iterable[Leaf]:
         """What differs between eager and a second eager run."""
-        item = _item_named(twin, self.name)
+        _, item = twin.items_by_name().get(self.name, ("", None))
         if item is None:
             return []
         return compare_items(self.name, self.kind, self.eager, item)
@@ -117,6 +118,7 @@ class _Judge:
         self._source, self._limits = reference, limits
         self._gradients = list(eager.gradients.values())
         self._gradient_size: float | None = None
+        self._gradient_count: int | None = None
         # What a leaf must hold that no noise is drawn for.
         self._without_draws = limits_without_draws(limits)
         # Whether the two have drawn other random numbers: no noise makes values alike that are far off for that.
@@ -193,7 +195,7 @@ class _Judge:
             wanting = self._wanting([leaves[places[name]] for name in wanting])
         for name in self._waiting:
             leaves[places[name]] = self._measure(self._measured[name])
-        eps = self._coarsest_eps()
+        eps = max((torch.finfo(tensor.dtype).eps for _, tensor in self._numbers()), default=0.0)
         for name, place in places.items():
             if self._needs_second_run(leaves[place]) and self._wavers(self._measured[name]):
                 leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
@@ -201,18 +203,31 @@ class _Judge:
                 leaves[place] = self._with_excuse(leaves[place], self._measured[name], eps)
         return leaves
 
-    def _coarsest_eps(self) -> float:
-        """Of the dtypes of all values that are not equal bit for bit; 0 where none is a number."""
-        tensors = [values.eager for values in self._measured.values() if isinstance(values.eager, torch.Tensor)]
-        numbers = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-        return max((torch.finfo(tensor.dtype).eps for tensor in numbers), default=0.0)
+    def _numbers(self) -> list[tuple[str, torch.Tensor]]:
+        """Eager's floating and complex tensors that are not equal bit for bit, with their kinds."""
+        pairs = [(values.kind, values.eager) for values in self._measured.values()]
+        tensors = [(kind, value) for kind, value in pairs if isinstance(value, torch.Tensor)]
+        return [(kind, tensor) for kind, tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+
+    def _problem(self, leaf: Leaf, limits: Limits) -> str | None:
+        """What is wrong with a leaf. A verdict on gradients looks at all of them together, so no draw is wanted of a
+        worst element that will pass there."""
+        if leaf.kind == "gradient":
+            limits = replace(limits, looks=max(limits.looks, self._count_gradients()))
+        return problem(leaf, limits)
+
+    def _count_gradients(self) -> int:
+        """Their elements."""
+        if self._gradient_count is None:
+            self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
+        return self._gradient_count
 
     def _with_excuse(self, leaf: Leaf, values: _Values, eps: float) -> Leaf:
         """The leaf with the difference that it is excused, if there is one worth telling."""
         if not leaf.numerical or not isinstance(values.eager, torch.Tensor):
             return leaf
         compiled = values.compiled.to(values.eager.dtype)
-        if problem(leaf, self._limits) is not None:
+        if self._problem(leaf, self._limits) is not None:
             if leaf.message:
                 return leaf
             return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
@@ -224,7 +239,7 @@ class _Judge:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
         runs = [values.eager]
         for twin in self._reference().twins():
-            item = _item_named(twin, leaf.name)
+            _, item = twin.items_by_name().get(leaf.name, ("", None))
             if item is not None:
                 runs.append(item.value)
         far = distance_from_runs(values.compiled, runs)
@@ -267,11 +282,11 @@ class _Judge:
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
-        if problem(leaf, self._limits) is not None:
+        if self._problem(leaf, self._limits) is not None:
             return True
         if estimate is None or estimate.offered >= FEW:
             return False
-        if not estimate.offered and problem(leaf, self._without_draws) is not None:
+        if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
             return True
         undecided = bool(leaf.undecidable) or not leaf.decided
         if estimate.offered:
@@ -279,9 +294,12 @@ class _Judge:
         return undecided or not eager_is_near(self._measured[leaf.name].eager, estimate)
 
     def _is_far(self, values: _Values) -> bool:
-        """Whether nothing is drawn yet, and eager is too far from what is expected for its error to be a measure."""
+        """Whether nothing is drawn yet, and eager's error can be no measure: it is too far from what is expected, or
+        other random numbers set the two apart."""
         estimate = self._reference().estimates.get(values.name)
-        return estimate is not None and not estimate.offered and not eager_is_near(values.eager, estimate)
+        if estimate is None or estimate.offered:
+            return False
+        return self.other_draws or not eager_is_near(values.eager, estimate)
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):
@@ -300,7 +318,7 @@ class _Judge:
         if leaf.name in self._settled:
             return False
         estimate = self._reference().estimates.get(leaf.name)
-        if problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
+        if self._problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
             return True
         if not estimate.offered:
             # It was measured by eager's own error, and that was small enough for it.
@@ -314,7 +332,7 @@ class _Judge:
         summation has amplified is none: the float64 run repeats.
         """
         if self._twin is None:
-            self._twin = _items_by_name(self._reference().twin())
+            self._twin = self._reference().twin().items_by_name()
         _, again = self._twin.get(values.name, ("", Item(ABSENT)))
         if any(True for _ in compare_items(values.name, values.kind, Item(values.eager), Item(again.value))):
             return not self._reference().repeats(values.name)
@@ -337,7 +355,7 @@ def _without_reference(values: _Values) -> Leaf | None:
         if same_bits(eager, compiled.to(eager.dtype)):
             return Leaf(name, kind, numel=eager.numel(), bitwise=True, dtype=_dtype_name(eager.dtype))
         return None
-    if _equal_objects(eager, compiled):
+    if equal_objects(eager, compiled):
         return Leaf(name, kind, numel=0 if eager is None else 1, bitwise=True)
     if isinstance(eager, (float, complex)):
         return None
@@ -364,7 +382,7 @@ def _against(reference: Reference, values: _Values, limits: Limits) -> Leaf:
 
 def _pair_items(eager: Recording, compiled: Recording) -> list[_Pair]:
     """In eager's order, then what only compiled has."""
-    mine, theirs = _items_by_name(eager), _items_by_name(compiled)
+    mine, theirs = eager.items_by_name(), compiled.items_by_name()
     pairs = []
     for name in {**mine, **theirs}:
         kind, _ = mine.get(name) or theirs[name]
@@ -376,31 +394,6 @@ def _pair_items(eager: Recording, compiled: Recording) -> list[_Pair]:
             continue  # said once, about the loss
         pairs.append(_Pair(name, kind, one, other))
     return pairs
-
-
-def _item_named(recording: Recording, name: str) -> Item | None:
-    _, item = _items_by_name(recording).get(name, ("", None))
-    return item
-
-
-def _items_by_name(recording: Recording) -> dict[str, tuple[str, Item]]:
-    """Each with its kind."""
-    return {name: (kind, item) for name, kind, item in recording.items()}
-
-
-def _equal_objects(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    # NaN is equal to NaN here.
-    if isinstance(one, float) and one != one and other != other:
-        return True
-    # Plain objects are equal only to themselves: their type is all that can be compared.
-    if type(one) is type(other) and not any("__eq__" in vars(kind) for kind in type(one).__mro__[:-1]):
-        return True
-    try:
-        return bool(one == other)
-    except Exception:  # objects that refuse to be compared are told apart by their text
-        return repr(one) == repr(other)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -284,6 +284,10 @@ class Recording:
         for name, kind, item in self.items():
             yield name, kind, item.value
 
+    def items_by_name(self) -> dict[str, tuple[str, Item]]:
+        """:meth:`items`, each with its kind."""
+        return {name: (kind, item) for name, kind, item in self.items()}
+
     def values_by_name(self) -> dict[str, Any]:
         """:meth:`values` without their kinds."""
         return {name: value for name, _, value in self.values()}

@@ -288,10 +288,8 @@ class _Judge:
             return False
         if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
             return True
-        undecided = bool(leaf.undecidable) or not leaf.decided
-        if estimate.offered:
-            return undecided and not estimate.drowned
-        return undecided or not eager_is_near(self._measured[leaf.name].eager, estimate)
+        undecided = bool(leaf.undecidable) or not (leaf.decided or leaf.drowned)
+        return undecided or not (estimate.offered or eager_is_near(self._measured[leaf.name].eager, estimate))
 
     def _is_far(self, values: _Values) -> bool:
         """Whether nothing is drawn yet, and eager's error can be no measure: it is too far from what is expected, or

@@ -127,11 +127,11 @@ class ErrorTally:
             self.first_beyond = self.elements_seen + int((ratio > self.limits.peak).nonzero()[0])
         self.elements_seen += compiled.numel()
 
-    @property
-    def zeros_would_pass(self) -> bool:
-        """Whether a leaf of zeros would pass for the compiled one too."""
+    def zeros_would_pass(self, further: float = 1.0) -> bool:
+        """Whether a leaf of zeros would pass for the compiled one too; ``further``: with so many times less noise."""
         most_rms, _, _ = self.limits.of(self.elements_seen)
-        return bool((self.zero_squares / self.elements_seen) ** 0.5 <= most_rms and self.zero_peak <= self.limits.peak)
+        usual, peak = (self.zero_squares / self.elements_seen) ** 0.5, self.zero_peak
+        return further * usual <= most_rms and further * peak <= self.limits.peak
 
 
 def _largest_flushed(dtype: torch.dtype) -> float:

@@ -136,14 +136,6 @@ class Estimate:
         return apart <= share**2 * size
 
     @property
-    def drowned(self) -> bool:
-        """Whether the usual noise is larger than every value: no further draw can then make something of the leaf."""
-        if not self.continuous or self.levels is None or not self.value.numel():
-            return False
-        largest = finite_values(self.value).abs().amax().reshape(1)
-        return bool(self.levels.of(largest) > largest)
-
-    @property
     def is_steady(self) -> bool:
         """Whether no draw moves any element by more than a 256th of the leaf's usual size: no chance is in it but
         rounding. Of a single draw a 4,096th is asked for."""

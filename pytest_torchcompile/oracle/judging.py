@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
 from typing import Final
 
 import torch
@@ -22,6 +23,7 @@ from pytest_torchcompile.oracle.estimate import (
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
+from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
@@ -217,7 +219,7 @@ def _measure_error(
     count = tally.elements_seen
     # Of elements that are not finite some are blind already.
     blind = min(count, leaf.blind + tally.blind)
-    if tally.zeros_would_pass:
+    if tally.zeros_would_pass():
         blind = count
     floor = BIAS_FLOOR / limits.bias if limits.bias else 0.0
     bias = scale.noise.excess(tally.systematic, floor)
@@ -230,7 +232,20 @@ def _measure_error(
         if bias <= most_bias or _bias_of_near(e, c, scale, floor) <= _BIAS_OF_REST * most_bias:
             grain_off = grain_of(tally.farthest_off, tally.largest, scale.dtype)
     return replace(leaf, rms=(tally.error_squares / count) ** 0.5, bias=bias, peak=tally.peak, grain=grain,
-                   grain_off=grain_off, wrong=tally.wrong / count, blind=blind)
+                   grain_off=grain_off, wrong=tally.wrong / count, blind=blind,
+                   drowned=tally.zeros_would_pass(_quieter_at_most(scale.draws)))
+
+
+def _quieter_at_most(draws: int) -> float:
+    """By what factor the noise of so many draws falls at most until an undecided leaf has got all that it gets.
+
+    That is where all further draws show none: the mean of squares of an element falls, with the usual one in it, and so
+    does the usual one. Eager's own error is one of the draws.
+    """
+    most = FEW + 1
+    if not 0 < draws < most:
+        return 1.0
+    return sqrt(most * (most + 1) / (draws * (draws + 1)))
 
 
 def _bias_of_near(e: torch.Tensor, c: torch.Tensor, scale: Scale, floor: float) -> float:

@@ -58,6 +58,8 @@ class Leaf:
     """Discrete elements that differ and that rounding alone flips too: ties of argmax, top-k, comparisons."""
     blind: int = 0
     """Elements about which nothing can be said: their rounding noise is as large as their values, or flips them."""
+    drowned: bool = False
+    """Whether it stays undecided even if further draws show no noise at all."""
     wrong: float = 0.0
     """Share of the elements that are further from the expected value than noise explains."""
     index: tuple[int, ...] | None = None

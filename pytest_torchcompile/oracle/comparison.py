@@ -41,6 +41,9 @@ _WAVERS = (
     "so nothing can be said about the compiled one"
 )
 
+# So many leaves do not move together by chance.
+_MANY = 8
+
 
 def compare(
     eager: Recording,
@@ -212,15 +215,11 @@ class _Judge:
     def _problem(self, leaf: Leaf, limits: Limits) -> str | None:
         """What is wrong with a leaf. A verdict on gradients looks at all of them together, so no draw is wanted of a
         worst element that will pass there."""
-        if leaf.kind == "gradient":
-            limits = replace(limits, looks=max(limits.looks, self._count_gradients()))
-        return problem(leaf, limits)
-
-    def _count_gradients(self) -> int:
-        """Their elements."""
+        if leaf.kind != "gradient":
+            return problem(leaf, limits)
         if self._gradient_count is None:
             self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
-        return self._gradient_count
+        return problem(leaf, replace(limits, looks=max(limits.looks, self._gradient_count)))
 
     def _with_excuse(self, leaf: Leaf, values: _Values, eps: float) -> Leaf:
         """The leaf with the difference that it is excused, if there is one worth telling."""
@@ -268,16 +267,17 @@ class _Judge:
     def _wanting(self, leaves: list[Leaf]) -> list[str]:
         """Names of the leaves of which more draws may say something else.
 
-        Of those that other random numbers set apart noise says nothing; nor of any leaf where these are the most.
+        Noise says nothing of those that other random numbers set apart; nor of any leaf where most are off.
         """
-        set_apart = {leaf.name for leaf in leaves if self.other_draws and leaf.far_off and self._has_draws(leaf)}
-        if 2 * len(set_apart) > len(leaves):
-            return []
-        return [leaf.name for leaf in leaves if leaf.name not in set_apart and self._is_suspicious(leaf)]
-
-    def _has_draws(self, leaf: Leaf) -> bool:
-        estimate = self._reference().estimates.get(leaf.name)
-        return estimate is not None and estimate.offered > 0
+        wanting = [leaf for leaf in leaves if self._is_suspicious(leaf)]
+        if self.other_draws:
+            # Eager's own error is the first draw.
+            drawn = [leaf for leaf in wanting if leaf.draws > 1]
+            off = [leaf for leaf in drawn if leaf.wrong > 1 / 2]
+            if len(off) >= _MANY and 2 * len(off) > len(leaves):
+                return []
+            wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not leaf.far_off]
+        return [leaf.name for leaf in wanting]
 
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""

@@ -135,7 +135,8 @@ def test_a_gradient_that_float64_alone_cancels_is_no_rounding_and_gets_draws():
     compiled = replace(eager, gradients={**eager.gradients, name: eager.gradients[name] * 1.5})
     expected = reference(model, batch, draw=False)
     compare(eager, compiled, expected)
-    assert expected.estimates[name].offered == 4
+    # One: with nothing expected there, no further one could decide about it.
+    assert expected.estimates[name].offered == 1
 
 
 def test_a_program_that_raises_under_noise_is_measured_in_another_way_when_noise_is_asked_for():

@@ -45,6 +45,8 @@ _MILDER = frozenset({"stride", "vacuous", "nondeterministic"})
 """Kinds of problems beside which the numbers may be right."""
 _SHOWN_PARTS = 5
 """Notes on parts that ran eagerly."""
+_WITHOUT_VALUES = frozenset({"error", "alias"})
+"""What is compared of calls that raise on both sides: that they raise alike, and that no memory was kept."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Comparison:
         if self.wrong_numbers:
             # The first line is what a report tells of a test, and by these words a policy knows how bad it is.
             lines = ["not equivalent (wrong numbers)"]
-        if self.leaves:
+        if any(leaf.kind not in _WITHOUT_VALUES for _, leaf in self.leaves):
             lines[0] += (f": {len(self.leaves)} values and properties compared, {exact} exactly equal, the largest "
                          f"error is {self.noise:.3g} times the rounding noise")
         lines += map(str, self.problems[:_SHOWN])
@@ -307,7 +309,9 @@ def _vacuous_problems(trial: Trial) -> Iterator[Discrepancy]:
         yield Discrepancy("error", error.phase, text, f"{error.text}\n{error.traceback}".strip())
         return
     if all(passed.raised for passed in trial.passed):
-        yield Discrepancy("vacuous", "eager", "eager raises in every call: nothing was compared")
+        first = next(str(leaf.eager) for _, leaf in trial.leaves if leaf.kind == "error")
+        text = f"eager raises in every call, so nothing was compared; the first: {first}"
+        yield Discrepancy("vacuous", "eager", text, hint="mend the model or its inputs first")
         return
     unproven = list(doubts(proof(trial)))
     for doubt in unproven:

@@ -173,6 +173,15 @@ def test_eager_raises():
     assert found("eager", refuses, [torch.randn(7, 6)]) == {"vacuous": ["eager"]}
 
 
+def test_what_eager_raises_in_every_call_is_told():
+    """The user's mistake in one line, and no count of values where there were none."""
+    told = str(compare(refuses, [torch.randn(7, 6)], CompileConfig(backend="eager")))
+    assert told.splitlines()[:2] == [
+        "not equivalent",
+        "vacuous: eager raises in every call, so nothing was compared; the first: ValueError in forward: seven",
+    ]
+
+
 def test_a_model_that_is_not_deterministic():
     """It is told so, and not blamed on the compiler."""
     calls = []

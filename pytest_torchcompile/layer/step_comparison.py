@@ -20,6 +20,7 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle import (
     DisturbedRuns,
     Leaf,
+    Limits,
     Means,
     Recording,
     Reference,
@@ -195,9 +196,12 @@ def _assumed_reference(step: RecordedStep) -> Reference:
 
 def _differences(step: RecordedStep, expected: Callable[[], Reference], random: bool) -> _Differences:
     differences = _Differences()
-    for leaf in compare(step.eager, step.compiled, expected):
+    leaves = compare(step.eager, step.compiled, expected)
+    # All of them are looked at together, as where draws were asked for.
+    limits = Limits().over(leaves)
+    for leaf in leaves:
         nondeterministic = leaf.kind == "nondeterministic"
-        text = problem(leaf) or (note(leaf) if nondeterministic else None)
+        text = problem(leaf, limits) or (note(leaf) if nondeterministic else None)
         if text is None or leaf.kind in _UNASKED:
             continue
         if leaf.kind in _VALUES and (random or nondeterministic):

@@ -41,8 +41,10 @@ _WAVERS = (
     "so nothing can be said about the compiled one"
 )
 
-# So many leaves do not move together by chance.
-_MANY = 8
+# Fewer leaves do not tell what most do.
+_MANY = 16
+# Share of a leaf's elements: of an embedding only the rows of words that occur are off.
+_OFF_AT_LEAST = 1 / 8
 
 
 def compare(
@@ -189,13 +191,13 @@ class _Judge:
             if values is not None and values.kind == leaf.kind:
                 places[leaf.name] = place
         # Eager's own error has decided about those that are settled: no draw can say more.
-        measured = [name for name in places if name not in self._settled and name not in self._waiting]
-        wanting = [*self._waiting, *self._wanting([leaves[places[name]] for name in measured])]
+        wanting = [*self._waiting]
+        wanting += self._wanting([leaves[place] for name, place in places.items() if name not in self._waiting])
         while wanting and self._reference().more(wanting):
             for name in wanting:
                 leaves[places[name]] = self._measure(self._measured[name])
                 self._waiting.discard(name)
-            wanting = self._wanting([leaves[places[name]] for name in wanting])
+            wanting = self._wanting([leaves[place] for place in places.values()], wanting)
         for name in self._waiting:
             leaves[places[name]] = self._measure(self._measured[name])
         eps = max((torch.finfo(tensor.dtype).eps for _, tensor in self._numbers()), default=0.0)
@@ -264,19 +266,19 @@ class _Judge:
             excused.append(leaf)
         return excused
 
-    def _wanting(self, leaves: list[Leaf]) -> list[str]:
-        """Names of the leaves of which more draws may say something else.
+    def _wanting(self, leaves: list[Leaf], names: Collection[str] | None = None) -> list[str]:
+        """Of some of all measured leaves, or of all, those of which more draws may say something else.
 
-        Noise says nothing of those that other random numbers set apart; nor of any leaf where most are off.
+        They say nothing of what other random numbers have set apart: of a leaf that is far off after a draw; and where
+        most are off, of each that is off after a few, far or not. Noise may be too wide for far.
         """
-        wanting = [leaf for leaf in leaves if self._is_suspicious(leaf)]
+        chosen = [leaf for leaf in leaves if leaf.name not in self._settled and (names is None or leaf.name in names)]
+        wanting = [leaf for leaf in chosen if self._is_suspicious(leaf)]
         if self.other_draws:
             # Eager's own error is the first draw.
-            drawn = [leaf for leaf in wanting if leaf.draws > 1]
-            off = [leaf for leaf in drawn if leaf.wrong > 1 / 2]
-            if len(off) >= _MANY and 2 * len(off) > len(leaves):
-                return []
             wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not leaf.far_off]
+            if 2 * sum(leaf.wrong > 1 / 2 for leaf in leaves) > max(len(leaves), _MANY):
+                wanting = [leaf for leaf in wanting if leaf.draws <= FEW or leaf.wrong < _OFF_AT_LEAST]
         return [leaf.name for leaf in wanting]
 
     def _is_suspicious(self, leaf: Leaf) -> bool:

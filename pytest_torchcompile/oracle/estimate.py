@@ -214,8 +214,9 @@ class Estimate:
         for spread, reach, exact, drawn in split_pieces(self.spread, self.reach, self.value, value):
             error = (drawn - exact).mul_(share)
             if not math.isfinite(float(error.dot(error))) or self._near < float("inf"):
-                # not (a > b): NaN is not smaller
-                self._mark_brink(start, exact.isfinite() & ~(drawn.abs() <= self._near))
+                # Not (a > b): NaN is not smaller. More noise than the program has says nothing of its range.
+                if share == 1:
+                    self._mark_brink(start, exact.isfinite() & ~(drawn.abs() <= self._near))
                 missing = exact.isfinite() & ~drawn.isfinite()
                 error, exact = finite_values(error), finite_values(exact)
                 # No deviation is no small deviation: the usual one stands in for it.

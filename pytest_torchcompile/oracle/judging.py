@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Final
 
 import torch
@@ -233,18 +233,19 @@ def _measure_error(
             grain_off = grain_of(tally.farthest_off, tally.largest, scale.dtype)
     return replace(leaf, rms=(tally.error_squares / count) ** 0.5, bias=bias, peak=tally.peak, grain=grain,
                    grain_off=grain_off, wrong=tally.wrong / count, blind=blind,
-                   drowned=tally.zeros_would_pass(_quieter_at_most(scale.draws)))
+                   drowned=tally.zeros_would_pass(_quieter_in_the_end(scale.draws)))
 
 
-def _quieter_at_most(draws: int) -> float:
-    """By what factor the noise of so many draws falls at most until an undecided leaf has got all that it gets.
+def _quieter_in_the_end(draws: int) -> float:
+    """How many times less noise an element has, if all draws that an undecided leaf gets after so many show none.
 
-    That is where all further draws show none: the mean of squares of an element falls, with the usual one in it, and so
-    does the usual one. Eager's own error is one of the draws.
+    The mean of its squares falls, with the usual one in it, and so does the usual one. That one is known to a factor of
+    two only, so a leaf that is told to be drowned may have been decided in the end, by a hair. Eager's own error is one
+    of the draws. Infinite where nothing was drawn.
     """
-    most = FEW + 1
-    if not 0 < draws < most:
-        return 1.0
+    if not draws:
+        return inf
+    most = max(FEW + 1, draws)
     return sqrt(most * (most + 1) / (draws * (draws + 1)))
 
 

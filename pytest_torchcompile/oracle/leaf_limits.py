@@ -59,7 +59,7 @@ class Leaf:
     blind: int = 0
     """Elements about which nothing can be said: their rounding noise is as large as their values, or flips them."""
     drowned: bool = False
-    """Whether it stays undecided even if further draws show no noise at all."""
+    """Whether it stays undecided even if the few draws that it may get yet show no noise."""
     wrong: float = 0.0
     """Share of the elements that are further from the expected value than noise explains."""
     index: tuple[int, ...] | None = None

@@ -29,7 +29,6 @@ from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
 
 _TF32 = dict.fromkeys(("convolution", "convolution_backward"), 2.0**-11)
 _CLASSES = 100
-_STEPS = 3
 _RATE = 0.01
 # Far from each other, and from the seeds of the reference.
 _EAGER, _COMPILED = 1_000_000, 2_000_000
@@ -164,8 +163,9 @@ def main() -> None:
     torch.set_num_threads(1)
     # The precision of products is a setting of CUDA; here all programs have it.
     reference_runs.input_units = lambda tensors, unit: _TF32
+    lengths = [False, True] if args.steps else [False]
     for name in args.programs:
-        for steps in (False, True)[:1 + args.steps]:
+        for steps in lengths:
             outcomes = []
             for seed in range(args.seeds):
                 outcomes.append(judge(name, seed, steps))

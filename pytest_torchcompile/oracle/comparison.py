@@ -100,7 +100,7 @@ class _Pair:
 
     def compare_with_twin(self, twin: Recording) -> Iterable[Leaf]:
         """What differs between eager and a second eager run."""
-        _, item = twin.items_by_name().get(self.name, ("", None))
+        item = twin.item_named(self.name)
         if item is None:
             return []
         return compare_items(self.name, self.kind, self.eager, item)
@@ -240,7 +240,7 @@ class _Judge:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
         runs = [values.eager]
         for twin in self._reference().twins():
-            _, item = twin.items_by_name().get(leaf.name, ("", None))
+            item = twin.item_named(leaf.name)
             if item is not None:
                 runs.append(item.value)
         far = distance_from_runs(values.compiled, runs)

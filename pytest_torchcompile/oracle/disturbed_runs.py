@@ -6,13 +6,13 @@ rounding: every operator behind rounds anew, and what that does to the results i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.reference_runs import DRAWS, FEW, LOUD, SHARE_OF_LOUD
+from pytest_torchcompile.oracle.reference_runs import DRAWS, FEW, noise_of_draw
 
 __all__ = ["DisturbedRuns", "disturb"]
 
@@ -34,27 +34,28 @@ class DisturbedRuns(Reference):
         self._run = run
         # Undisturbed: what it does otherwise than the first run is no noise of rounding.
         self._twin = run(0, 0.0)
-        self._draw([False] * FEW)
+        self._draw(range(FEW))
 
     def draw_further(self) -> None:
         """Draw more, and every other loud, so that decisions on a knife's edge are seen to flip."""
-        self._draw([number % 2 == 1 for number in range(FEW, DRAWS[-1])])
+        self._draw(range(FEW, DRAWS[-1]))
 
     def twin(self) -> Recording:
         """A second eager run from the same state and seed."""
         return self._twin
 
-    def _draw(self, loud: Sequence[bool]) -> None:
-        """Make as many draws as are told to be loud or not."""
-        for number, is_loud in enumerate(loud):
-            drawn = self._run(self.draws + number + 1, LOUD if is_loud else 1.0)
+    def _draw(self, numbers: range) -> None:
+        for number in numbers:
+            noise, share = noise_of_draw(number)
+            # The seed 0 is the plain run's.
+            drawn = self._run(number + 1, noise)
             # A draw that raises says nothing of the noise.
             if drawn.error is not None:
                 continue
             values = drawn.values_by_name()
             for name, estimate in self.estimates.items():
-                estimate.add(values.get(name), SHARE_OF_LOUD if is_loud else 1.0)
-        self.draws += len(loud)
+                estimate.add(values.get(name), share)
+        self.draws += len(numbers)
 
 
 @torch.no_grad()

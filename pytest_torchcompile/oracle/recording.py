@@ -288,6 +288,11 @@ class Recording:
         """:meth:`items`, each with its kind."""
         return {name: (kind, item) for name, kind, item in self.items()}
 
+    def item_named(self, name: str) -> Item | None:
+        """Of :meth:`items`."""
+        _, item = self.items_by_name().get(name, ("", None))
+        return item
+
     def values_by_name(self) -> dict[str, Any]:
         """:meth:`values` without their kinds."""
         return {name: value for name, _, value in self.values()}

@@ -16,7 +16,7 @@ from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
 
-__all__ = ["DRAWS", "FEW", "LOUD", "SHARE_OF_LOUD", "reference"]
+__all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
@@ -24,13 +24,18 @@ DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
 """Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
 FEW = 4
 """Draws that a leaf gets before it is left undecided. Of the further ones every other is loud."""
-LOUD = 4.0
-"""Times the usual noise of a loud draw: decisions that noise flips once in a hundred draws flip there in every third.
+# Times the usual noise of a loud draw: decisions that noise flips once in a hundred draws flip there in every third.
+# A relu of a unit that is off for the whole batch decides about a row of a gradient, and each program has its own few.
+_LOUD = 4.0
+# What a loud draw counts for. Where noise moves elements evenly, it is then as a draw of twice the noise.
+_SHARE_OF_LOUD = 0.5
 
-A relu of a unit that is off for the whole batch decides about a row of a gradient, and each program has its own few.
-"""
-SHARE_OF_LOUD = 0.5
-"""What a loud draw counts for. Where noise moves elements evenly, it is then as a draw of twice the noise."""
+
+def noise_of_draw(number: int) -> tuple[float, float]:
+    """How many times its usual noise a program has in a draw, counted from 0, and what the draw counts for."""
+    if number >= FEW and number % 2:
+        return _LOUD, _SHARE_OF_LOUD
+    return 1.0, 1.0
 
 
 def reference(
@@ -225,8 +230,7 @@ class _Runs(Reference):
         The first draw of all is repeated with other noise where it raises, or makes NaN of a leaf. ``_first_draw``
         calls again then, and the sequences of all draws are those behind the last one.
         """
-        is_loud = number >= FEW and number % 2 == 1
-        noise = LOUD if is_loud else 1.0
+        noise, share = noise_of_draw(number)
         self._dice.begin_sequence(number + DRAWS[-1] * self._refused)
         drawn = self._run_with(noise)
         values = drawn.values_by_name()
@@ -238,7 +242,7 @@ class _Runs(Reference):
         for name in names:
             estimate = self.estimates[name]
             if drawn.error is None:
-                estimate.add(values.get(name), SHARE_OF_LOUD if is_loud else 1.0)
+                estimate.add(values.get(name), share)
             estimate.offered += 1
         self.draws = max(self.draws, number + 1)
         return drawn.error

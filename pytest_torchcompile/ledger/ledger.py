@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -117,12 +118,19 @@ class Ledger:
         records: list[Any] = getattr(self, name)
         return records
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that :meth:`from_dict` takes."""
+    def to_dict(self, root: str | os.PathLike[str] = "") -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes.
+
+        ``root``: the project's folder; its files are named from there, so that reports of two checkouts agree.
+        """
+        home = f"{os.fspath(root)}{os.sep}"
         with self._lock:
             plain: dict[str, Any] = {}
             for name in (*_LISTS, *self.more):
                 plain[name] = [record.to_dict() for record in self._records_of(name)]
+                for record in plain[name]:
+                    if root and str(record.get("file", "")).startswith(home):
+                        record["file"] = record["file"].removeprefix(home)
             return plain | {"raised": self.raised, "lost": list(self.lost)}
 
     @classmethod

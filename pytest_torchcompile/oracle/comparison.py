@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, small_to_cpu
+from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS
 from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
 from pytest_torchcompile.oracle.judging import (
     excused_difference,
     judge_beside_orders,
-    judge_discrete,
-    judge_numbers,
+    judge_values,
     limits_without_draws,
+    new_leaf,
 )
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.operator_rounding import unit_of
@@ -54,6 +54,7 @@ def compare(
     *,
     limits: Limits | None = None,
     without: Collection[str] = (),
+    judged: Mapping[str, Leaf] | None = None,
 ) -> list[Leaf]:
     """Compare everything that two recordings hold; ``leaf_limits.problem`` says which leaves are
     wrong.
@@ -65,6 +66,7 @@ def compare(
             when there are any, so that an exact run pays nothing.
         limits: Decide when more noise is drawn before a leaf is left looking wrong.
         without: Names of values that are not compared.
+        judged: What an earlier comparison has found of the same numbers, by name. Only their properties are compared.
 
     Returns:
         One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing
@@ -73,7 +75,7 @@ def compare(
     """
     if eager.error is not None or compiled.error is not None:
         return [compare_errors(eager, compiled)]
-    judge = _Judge(reference, limits or Limits(), eager)
+    judge, judged = _Judge(reference, limits or Limits(), eager), judged or {}
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     judge.other_draws = has_other_draws(leaves)
@@ -83,7 +85,7 @@ def compare(
         differences = list(compare_items(pair.name, pair.kind, pair.eager, pair.compiled))
         leaves += judge.excuse_wavering(differences, pair.compare_with_twin)
         if not any(leaf.kind in (pair.kind, "shape", "zero_gradient") for leaf in differences):
-            leaves.append(judge.first_leaf(_Values(pair.name, pair.kind, pair.eager.value, pair.compiled.value)))
+            leaves.append(judged.get(pair.name) or judge.first_leaf(pair.values))
         if pair.kind == "value":
             leaves += compare_zero_signs(pair.name, pair.eager.value, pair.compiled.value)
     return judge.decide(leaves)
@@ -97,6 +99,10 @@ class _Pair:
     kind: str
     eager: Item
     compiled: Item
+
+    @property
+    def values(self) -> _Values:
+        return _Values(self.name, self.kind, self.eager.value, self.compiled.value)
 
     def compare_with_twin(self, twin: Recording) -> Iterable[Leaf]:
         """What differs between eager and a second eager run."""
@@ -143,7 +149,7 @@ class _Judge:
             return leaf
         self._measured[values.name] = values
         if isinstance(values.eager, torch.Tensor):
-            settled = settle_by_eager(_new_leaf(values, values.eager), values.eager,
+            settled = settle_by_eager(new_leaf(values.name, values.kind, values.eager), values.eager,
                                       values.compiled.to(values.eager.dtype), self._reference(), self._limits,
                                       self._without_draws)
             if settled is not None:
@@ -170,7 +176,7 @@ class _Judge:
                     self._settled.add(values.name)
                     return leaf
         self._waiting.add(values.name)
-        return _new_leaf(values, eager)
+        return new_leaf(values.name, values.kind, eager)
 
     def _largest_gradient(self) -> float:
         """The largest root mean square of any gradient of eager's."""
@@ -307,7 +313,10 @@ class _Judge:
         return self._source
 
     def _measure(self, values: _Values) -> Leaf:
-        return _against(self._reference(), values, self._limits)
+        return self._measure_against(self._reference(), values)
+
+    def _measure_against(self, reference: Reference, values: _Values) -> Leaf:
+        return judge_values(values.name, values.kind, values.eager, values.compiled, reference, self._limits)
 
     def _needs_second_run(self, leaf: Leaf) -> bool:
         """Whether to ask a second eager run: noise may excuse this leaf only because eager does not repeat itself.
@@ -344,7 +353,7 @@ class _Judge:
             leaf = self._measure(beside_twin)
         else:
             # by a scale made from the dtype, not by draws
-            leaf = _against(Reference(Recording()), beside_twin, self._limits)
+            leaf = self._measure_against(Reference(Recording()), beside_twin)
         return problem(leaf, self._limits) is not None and not self._reference().repeats(values.name)
 
 
@@ -353,7 +362,7 @@ def _without_reference(values: _Values) -> Leaf | None:
     name, kind, eager, compiled = values.name, values.kind, values.eager, values.compiled
     if isinstance(eager, torch.Tensor):
         if same_bits(eager, compiled.to(eager.dtype)):
-            return Leaf(name, kind, numel=eager.numel(), bitwise=True, dtype=_dtype_name(eager.dtype))
+            return replace(new_leaf(name, kind, eager), bitwise=True)
         return None
     if equal_objects(eager, compiled):
         return Leaf(name, kind, numel=0 if eager is None else 1, bitwise=True)
@@ -361,23 +370,6 @@ def _without_reference(values: _Values) -> Leaf | None:
         return None
     one, other = plain_value(eager), plain_value(compiled)
     return Leaf(name, kind, eager=one, compiled=other, message=f"is {one} in eager, {other} compiled")
-
-
-def _new_leaf(values: _Values, eager: torch.Tensor) -> Leaf:
-    return Leaf(values.name, values.kind, numel=eager.numel(), dtype=_dtype_name(eager.dtype))
-
-
-def _against(reference: Reference, values: _Values, limits: Limits) -> Leaf:
-    """Measure a value from the reference."""
-    eager, compiled = values.eager, values.compiled
-    if isinstance(eager, (float, complex)):
-        dtype = torch.float64 if isinstance(eager, float) else torch.complex128
-        eager, compiled = torch.tensor(eager, dtype=dtype), torch.tensor(compiled, dtype=dtype)
-    eager, compiled = small_to_cpu(eager), small_to_cpu(compiled)
-    leaf = _new_leaf(values, eager)
-    if eager.is_floating_point() or eager.is_complex():
-        return judge_numbers(leaf, eager, compiled.to(eager.dtype), reference, limits)
-    return judge_discrete(leaf, eager, compiled.to(eager.dtype), reference)
 
 
 def _pair_items(eager: Recording, compiled: Recording) -> list[_Pair]:
@@ -394,7 +386,3 @@ def _pair_items(eager: Recording, compiled: Recording) -> list[_Pair]:
             continue  # said once, about the loss
         pairs.append(_Pair(name, kind, one, other))
     return pairs
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

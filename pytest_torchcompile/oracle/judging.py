@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, sqrt
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -27,7 +27,7 @@ from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
-           "limits_without_draws", "with_values"]
+           "judge_values", "limits_without_draws", "new_leaf", "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -55,6 +55,23 @@ def limits_without_draws(limits: Limits) -> Limits:
     """
     return replace(limits, rms=limits.rms * (2 / 3) ** 0.5, bias=limits.bias * (3 / 4) ** 0.5,
                    peak=limits.peak * (2 / 3) ** 0.5)
+
+
+def new_leaf(name: str, kind: str, eager: torch.Tensor) -> Leaf:
+    """The leaf of a tensor that is not measured yet."""
+    return Leaf(name, kind, numel=eager.numel(), dtype=str(eager.dtype).removeprefix("torch."))
+
+
+def judge_values(name: str, kind: str, eager: Any, compiled: Any, reference: Reference, limits: Limits) -> Leaf:
+    """Measure tensors, or numbers of Python, that are not bitwise equal."""
+    if isinstance(eager, (float, complex)):
+        dtype = torch.float64 if isinstance(eager, float) else torch.complex128
+        eager, compiled = torch.tensor(eager, dtype=dtype), torch.tensor(compiled, dtype=dtype)
+    eager, compiled = small_to_cpu(eager), small_to_cpu(compiled)
+    leaf, compiled = new_leaf(name, kind, eager), compiled.to(eager.dtype)
+    if eager.is_floating_point() or eager.is_complex():
+        return judge_numbers(leaf, eager, compiled, reference, limits)
+    return judge_discrete(leaf, eager, compiled, reference)
 
 
 def judge_numbers(

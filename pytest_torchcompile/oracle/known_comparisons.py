@@ -8,7 +8,7 @@ their order, with the shapes of their inputs and what they drew: another program
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,13 +40,15 @@ class Basis:
     tape: Tape
     """Of the eager run."""
     batch: Any
+    judged: Mapping[str, Leaf] = field(default_factory=dict)
+    """As for ``compare``."""
 
 
 def compare_known(known: KnownComparisons | None, eager: Recording, compiled: Recording,
                   expected: Callable[[], Reference], basis: Basis) -> list[Leaf]:
     """Compare two recordings, unless an earlier run has compared the very same; ``known`` None: in any case."""
     if known is None:
-        return compare(eager, compiled, expected)
+        return compare(eager, compiled, expected, judged=basis.judged)
     return known.compare(eager, compiled, expected, basis)
 
 
@@ -74,8 +76,9 @@ class KnownComparisons:
             digest.take(list(basis.tape.roundings.items()))
             pairs, structure = leaves_of(basis.batch)
             digest.take([pairs, structure])
+            digest.take([leaf.to_dict() for leaf in basis.judged.values()])
         except Undigestible:
-            return compare(eager, compiled, expected)
+            return compare(eager, compiled, expected, judged=basis.judged)
         key = digest.hexdigest()
         kept = self._kept.get(key)
         # The float64 run is made where the comparison had asked for it: a model may do something else in float64.
@@ -88,7 +91,7 @@ class KnownComparisons:
             asked[:] = [expected()]
             return asked[0]
 
-        leaves = compare(eager, compiled, expected_and_noted)
+        leaves = compare(eager, compiled, expected_and_noted, judged=basis.judged)
         plain = [leaf.to_dict() for leaf in leaves]
         known = _digest_of(asked[0]) if asked else ""
         # What can't be written down exactly is not kept.

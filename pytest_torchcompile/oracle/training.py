@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -29,9 +29,14 @@ from pytest_torchcompile.oracle.recording import (
     run_theirs,
 )
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
-from pytest_torchcompile.state.value_leaves import dense_form, leaves_of
+from pytest_torchcompile.state.value_leaves import dense_form, leaves_of, same_bits
 
-__all__ = ["Training", "default_loss", "learning_rate", "left_out", "loss_of", "no_loss", "rename_leaves", "steps_of"]
+if TYPE_CHECKING:
+    # It records calls, and a recording knows a training.
+    from pytest_torchcompile.oracle.calls import Call
+
+__all__ = ["FirstCall", "PlannedTraining", "Training", "default_loss", "learning_rate", "left_out", "loss_of",
+           "no_loss", "rename_leaves", "steps_of"]
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
@@ -294,6 +299,58 @@ def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
 def no_loss(output: Any, value: Any) -> torch.Tensor:
     """The loss of :class:`Training` itself, which has done its backward passes."""
     return torch.zeros(())
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """Steps of training that each side makes, from the same state."""
+
+    calls: list[Call]
+    """One for each step."""
+    label: str
+    accumulated: bool
+    """Does the last step add to the gradients of the step before?"""
+
+
+@dataclass(frozen=True, eq=False)
+class _DrawnLeaf:
+    """A leaf that noise was drawn for, and the two tensors that it is about."""
+
+    leaf: Leaf
+    eager: torch.Tensor
+    compiled: torch.Tensor
+
+    def is_about(self, eager: Any, compiled: Any) -> bool:
+        """Whether two values are the same two, bit by bit."""
+        pairs = ((self.eager, eager), (self.compiled, compiled))
+        return all(isinstance(found, torch.Tensor) and same_bits(mine, found) for mine, found in pairs)
+
+
+class FirstCall:
+    """What noise was drawn for in the first call. The first step of a training computes all of it once more."""
+
+    def __init__(self, eager: Recording, compiled: Recording, leaves: Iterable[Leaf]) -> None:
+        """Keep the tensors of ``leaves``, which came of comparing the two recordings, where noise was drawn."""
+        mine, theirs = eager.items_by_name(), compiled.items_by_name()
+        self._drawn: list[_DrawnLeaf] = []
+        for leaf in leaves:
+            # One draw is eager's own error.
+            if leaf.draws <= 1 or leaf.name not in mine or leaf.name not in theirs:
+                continue
+            (kind, one), (_, other) = mine[leaf.name], theirs[leaf.name]
+            if leaf.kind == kind and isinstance(one.value, torch.Tensor) and isinstance(other.value, torch.Tensor):
+                self._drawn.append(_DrawnLeaf(leaf, one.value, other.value))
+
+    def judged_leaves(self, eager: Recording, compiled: Recording) -> dict[str, Leaf]:
+        """Of a training that begins with this call: leaves of its first step that are the same on both sides, bit by
+        bit. More draws would say of them what they have said of the call. By name."""
+        mine, theirs = eager.values_by_name(), compiled.values_by_name()
+        judged = {}
+        for drawn in self._drawn:
+            name = f"{_step_name(0)}: {drawn.leaf.name}"
+            if drawn.is_about(mine.get(name), theirs.get(name)):
+                judged[name] = replace(drawn.leaf, name=name)
+        return judged
 
 
 def rename_leaves(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -40,7 +39,15 @@ from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.training import Training, learning_rate, no_loss, rename_leaves, steps_of
+from pytest_torchcompile.oracle.training import (
+    FirstCall,
+    PlannedTraining,
+    Training,
+    learning_rate,
+    no_loss,
+    rename_leaves,
+    steps_of,
+)
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.torch_state import SettingsSnapshot
 
@@ -61,17 +68,6 @@ class Compiled:
     """Per call, where it was asked for: the share of the model's operator calls that ran inside compiled graphs."""
     error: Fault | None = None
     """What ended the run."""
-
-
-@dataclass(frozen=True)
-class _PlannedTraining:
-    """Steps of training that each side makes, from the same state."""
-
-    calls: list[Call]
-    """One for each step."""
-    label: str
-    accumulated: bool
-    """Does the last step add to the gradients of the step before?"""
 
 
 class Trial:
@@ -115,6 +111,8 @@ class Trial:
         self.side: Side | None = None
         # Settings of torch that the model changes, eagerly too; they were put back.
         self.leaks: list[str] = []
+        # Kept where a training follows, whose first step it is.
+        self._first_call: FirstCall | None = None
         self.rate, self.draws = 0.0, False  # of the training, 0: nothing to train; does the model draw random numbers?
         # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
         # of a call is a copy, and outputs that somebody holds are not looked at again.
@@ -137,7 +135,8 @@ class Trial:
             if self.options.covered and self.compiled.error is None:
                 with self.phase("coverage"):
                     self.compiled.error = self._cover_calls(eager, compiled, ledger)
-        self.compiled.seen = _name_from_root(ledger.to_dict(), self.root)
+        self.compiled.seen = seen = ledger.to_dict(self.root or Path.cwd())
+        seen["eager_frames"] = [frame for frame in seen["eager_frames"] if frame["during"] != _EAGER]
         if labels_with_other_draws([*self.leaves, *self.trained]):
             # Rare: only then the statistics of random numbers are loaded.
             from pytest_torchcompile.oracle.other_draws import judge_other_draws
@@ -233,17 +232,22 @@ class Trial:
             one_process = done.one_process.without(spread.names_elsewhere)
             self.leaves += self._beside_one_process(call.label, one_process, done.recording, expected)
         leaves = self._compare(done.recording, compiled, expected, (call.index, call.other), call.batch_of_all)
+        if self.rate and self._first_call is None:
+            self._first_call = FirstCall(done.recording, compiled, leaves)
         self.leaves += _labelled(call.label, leaves)
 
     def _compare(self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], key: Hashable,
-                 batch: Batch) -> list[Leaf]:
-        """Compare two recordings, unless one process has compared the very same before. ``key``: of their tape."""
+                 batch: Batch, judged: Mapping[str, Leaf] | None = None) -> list[Leaf]:
+        """Compare two recordings, unless one process has compared the very same before. ``key``: of their tape.
+
+        ``judged``: as for ``compare``.
+        """
         if self.options.known is None or self._one_process is not None:
-            return compare(eager, compiled, expected)
+            return compare(eager, compiled, expected, judged=judged)
         from pytest_torchcompile.oracle.known_comparisons import Basis, compare_known
 
         return compare_known(self.options.known, eager, compiled, expected,
-                             Basis(repr(key), self.texts, self.pristine, self.tapes[key], batch.value))
+                             Basis(repr(key), self.texts, self.pristine, self.tapes[key], batch.value, judged or {}))
 
     @staticmethod
     def _beside_one_process(label: str, one_process: Recording, ranks: Recording,
@@ -310,16 +314,16 @@ class Trial:
         with self.phase("compare"), ledger.during(_EAGER):
             self._compare_training(plan, one_process, recording, compiled_recording)
 
-    def _plan_training(self, eager: Side) -> _PlannedTraining:
+    def _plan_training(self, eager: Side) -> PlannedTraining:
         # From the first pass: the second has other values.
         calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
         # Over several ranks nothing is accumulated: they average, and a pipeline scales, what is there before the
         # backward pass too.
         accumulated = self._one_process is None and type(eager.spread) is Spread
         chosen = [calls[number % len(calls)] for number in range(self.steps)]
-        return _PlannedTraining(chosen, f"{self.steps} training steps", accumulated)
+        return PlannedTraining(chosen, f"{self.steps} training steps", accumulated)
 
-    def _train(self, plan: _PlannedTraining, side: Side, tape: Tape | None,
+    def _train(self, plan: PlannedTraining, side: Side, tape: Tape | None,
                silent: frozenset[str] = frozenset()) -> Recording:
         side.restore()
         training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent,
@@ -327,14 +331,14 @@ class Trial:
         steps = steps_of(call.batch_for(side.spread) for call in plan.calls)
         return record(training, training, steps, loss=no_loss, seed=self.seed, mode=tape, spread=side.spread)
 
-    def _train_in_one_process(self, plan: _PlannedTraining, ranks: Spread) -> Recording | None:
+    def _train_in_one_process(self, plan: PlannedTraining, ranks: Spread) -> Recording | None:
         """The same steps as one process makes them, without what is not on this rank; None where there is one only."""
         if self._one_process is None:
             return None
         elsewhere = ranks.names_elsewhere
         return self._train(plan, self._one_process, self.new_tape(plan.label), elsewhere).without(elsewhere)
 
-    def _compare_training(self, plan: _PlannedTraining, one_process: Recording | None, eager: Recording,
+    def _compare_training(self, plan: PlannedTraining, one_process: Recording | None, eager: Recording,
                           compiled: Recording) -> None:
         all_replicas = steps_of(call.batch_of_all for call in plan.calls)
 
@@ -344,10 +348,13 @@ class Trial:
         if one_process is not None:
             for about, leaf in self._beside_one_process(plan.label, one_process, eager, expected):
                 self.trained += _labelled(about, rename_leaves([leaf], self.steps))
-        leaves = self._compare(eager, compiled, expected, plan.label, all_replicas)
+        judged = {}
+        if self._first_call is not None:
+            judged = self._first_call.judged_leaves(eager, compiled)
+        leaves = self._compare(eager, compiled, expected, plan.label, all_replicas, judged)
         self.trained += _labelled(plan.label, rename_leaves(leaves, self.steps))
 
-    def _training_reference(self, batch: Batch, plan: _PlannedTraining) -> Reference:
+    def _training_reference(self, batch: Batch, plan: PlannedTraining) -> Reference:
         training = Training(self.pristine, None, self.loss, self.rate, accumulated=plan.accumulated)
 
         def make() -> Reference:
@@ -383,16 +390,3 @@ class Trial:
 
 def _labelled(label: str, leaves: Iterable[Leaf]) -> list[tuple[str, Leaf]]:
     return [(label, leaf) for leaf in leaves]
-
-
-def _name_from_root(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Name the project's files from its root, so that reports of two checkouts agree; drop what eager runs did."""
-    home = f"{root or Path.cwd()}{os.sep}"
-    seen["eager_frames"] = [frame for frame in seen["eager_frames"] if frame["during"] != _EAGER]
-    for records in seen.values():
-        if not isinstance(records, list):
-            continue
-        for each in records:
-            if isinstance(each, dict) and str(each.get("file", "")).startswith(home):
-                each["file"] = each["file"].removeprefix(home)
-    return seen

@@ -11,10 +11,12 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare, problem, record, reference
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.tape import _drawn_by
+from pytest_torchcompile.oracle.trial import Trial
 
 pytestmark = pytest.mark.needs_torch
 
@@ -241,3 +243,57 @@ def test_units_that_noise_rarely_turns_on_are_no_alarm(seed):
 def test_units_that_no_noise_turns_on_are_a_problem(seed):
     wrong = {leaf.name for leaf in compare_flipped(16, seed) if problem(leaf)}
     assert {"gradient of 0.weight", "gradient of 0.bias", "gradient of 2.weight"} <= wrong
+
+
+class Doubled(nn.Module):
+    """A model whose output, from a call on, is not the right one."""
+
+    def __init__(self, model, after):
+        super().__init__()
+        self.model, self.after, self.calls = model, after, 0
+
+    def forward(self, x):
+        self.calls += 1
+        factor = 1.0 if self.calls <= self.after else 1.001
+        return self.model(x) * factor
+
+
+def tried_training(monkeypatch, after=100):
+    """What is found of three steps of training whose first gradient wants many draws, and what was judged before."""
+    model, other, batch = flipped_units(1.5, 0)
+    judged = {}
+
+    def compare_and_note(*given, **named):
+        judged.update(named["judged"] or {})
+        return compare(*given, **named)
+
+    def make(settings):
+        if settings is None:
+            return Side(model, model)
+        compiled = copy.deepcopy(other)
+        return Side(Doubled(compiled, after), compiled)
+
+    monkeypatch.setattr("pytest_torchcompile.oracle.trial.compare", compare_and_note)
+    options = TrialOptions(loss=square_sum, steps=3, passes=1)
+    trial = Trial(make, model, {"backend": "eager"}, [Call(0, batch)], options)
+    trial.run()
+    called, trained = ({leaf.name: leaf for _, leaf in leaves} for leaves in (trial.leaves, trial.trained))
+    return called, trained, judged
+
+
+def test_the_first_step_of_a_training_is_the_first_call_and_gets_no_draws_of_its_own(monkeypatch):
+    called, trained, judged = tried_training(monkeypatch)
+    first, again = "gradient of 0.weight", "step 1: gradient of 0.weight"
+    assert called[first].draws > FEW
+    assert judged[again] is trained[again]
+    assert trained[again] == replace(called[first], name=again)
+    # What the later steps compute was compared in no call.
+    assert all(name.startswith("step 1: ") for name in judged)
+
+
+def test_a_first_step_that_is_another_one_than_the_first_call_is_judged(monkeypatch):
+    """Of 3 calls the first is the call; a fault that begins with the training is seen in its first step."""
+    called, trained, judged = tried_training(monkeypatch, after=1)
+    assert not any(map(problem, called.values()))
+    assert not judged
+    assert problem(trained["step 1: gradient of 2.weight"])

@@ -172,15 +172,18 @@ def test_there_are_enough_sequences():
     assert sum(file.read_text(encoding="utf-8").count("(known_ledger):") for file in files) >= 50
 
 
-def test_guards_are_timed_more_than_once(monkeypatch):
-    """One time that something interrupted is not what they cost."""
+@pytest.mark.parametrize(("times", "shortest"), [
+    ([9000.0, 1300.0, 1200.0, 1250.0, 8000.0], 1200), ([9000.0, 130.0], 130), ([130.0], 130),
+])
+def test_guards_that_seem_slow_are_timed_more_than_once(monkeypatch, times, shortest):
+    """One time that something interrupted is not what they cost. A short one is, and timing takes 17 ms itself."""
     guards = pytest.importorskip("torch._dynamo.guards")
     if not hasattr(guards, "profile_guard_manager"):
         pytest.skip("torch before 2.9 does not time guards")
-    times = iter([9000.0, 130.0, 120.0, 125.0, 8000.0])
-    monkeypatch.setattr(guards, "profile_guard_manager", lambda *asked: next(times))
+    left = iter(times)
+    monkeypatch.setattr(guards, "profile_guard_manager", lambda *asked: next(left))
     torch._dynamo.reset()
     with observe() as seen:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
-    assert [found.guard_microseconds for found in seen.compiles] == [120]
-    assert next(times, None) is None
+    assert [found.guard_microseconds for found in seen.compiles] == [shortest]
+    assert next(left, None) is None

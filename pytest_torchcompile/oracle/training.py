@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -31,12 +31,8 @@ from pytest_torchcompile.oracle.recording import (
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.state.value_leaves import dense_form, leaves_of, same_bits
 
-if TYPE_CHECKING:
-    # It records calls, and a recording knows a training.
-    from pytest_torchcompile.oracle.calls import Call
-
-__all__ = ["FirstCall", "PlannedTraining", "Training", "default_loss", "learning_rate", "left_out", "loss_of",
-           "no_loss", "rename_leaves", "steps_of"]
+__all__ = ["FirstCall", "Training", "default_loss", "learning_rate", "left_out", "loss_of", "no_loss", "rename_leaves",
+           "steps_of"]
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
@@ -299,17 +295,6 @@ def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
 def no_loss(output: Any, value: Any) -> torch.Tensor:
     """The loss of :class:`Training` itself, which has done its backward passes."""
     return torch.zeros(())
-
-
-@dataclass(frozen=True)
-class PlannedTraining:
-    """Steps of training that each side makes, from the same state."""
-
-    calls: list[Call]
-    """One for each step."""
-    label: str
-    accumulated: bool
-    """Does the last step add to the gradients of the step before?"""
 
 
 @dataclass(frozen=True, eq=False)

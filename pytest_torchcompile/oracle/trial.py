@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -41,7 +41,6 @@ from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import (
     FirstCall,
-    PlannedTraining,
     Training,
     learning_rate,
     no_loss,
@@ -68,6 +67,17 @@ class Compiled:
     """Per call, where it was asked for: the share of the model's operator calls that ran inside compiled graphs."""
     error: Fault | None = None
     """What ended the run."""
+
+
+@dataclass(frozen=True)
+class _PlannedTraining:
+    """Steps of training that each side makes, from the same state."""
+
+    calls: list[Call]
+    """One for each step."""
+    label: str
+    accumulated: bool
+    """Does the last step add to the gradients of the step before?"""
 
 
 class Trial:
@@ -234,7 +244,7 @@ class Trial:
         leaves = self._compare(done.recording, compiled, expected, (call.index, call.other), call.batch_of_all)
         if self.rate and self._first_call is None:
             self._first_call = FirstCall(done.recording, compiled, leaves)
-        self.leaves += _labelled(call.label, leaves)
+        self.leaves += [(call.label, leaf) for leaf in leaves]
 
     def _compare(self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], key: Hashable,
                  batch: Batch, judged: Mapping[str, Leaf] | None = None) -> list[Leaf]:
@@ -314,16 +324,16 @@ class Trial:
         with self.phase("compare"), ledger.during(_EAGER):
             self._compare_training(plan, one_process, recording, compiled_recording)
 
-    def _plan_training(self, eager: Side) -> PlannedTraining:
+    def _plan_training(self, eager: Side) -> _PlannedTraining:
         # From the first pass: the second has other values.
         calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
         # Over several ranks nothing is accumulated: they average, and a pipeline scales, what is there before the
         # backward pass too.
         accumulated = self._one_process is None and type(eager.spread) is Spread
         chosen = [calls[number % len(calls)] for number in range(self.steps)]
-        return PlannedTraining(chosen, f"{self.steps} training steps", accumulated)
+        return _PlannedTraining(chosen, f"{self.steps} training steps", accumulated)
 
-    def _train(self, plan: PlannedTraining, side: Side, tape: Tape | None,
+    def _train(self, plan: _PlannedTraining, side: Side, tape: Tape | None,
                silent: frozenset[str] = frozenset()) -> Recording:
         side.restore()
         training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent,
@@ -331,14 +341,14 @@ class Trial:
         steps = steps_of(call.batch_for(side.spread) for call in plan.calls)
         return record(training, training, steps, loss=no_loss, seed=self.seed, mode=tape, spread=side.spread)
 
-    def _train_in_one_process(self, plan: PlannedTraining, ranks: Spread) -> Recording | None:
+    def _train_in_one_process(self, plan: _PlannedTraining, ranks: Spread) -> Recording | None:
         """The same steps as one process makes them, without what is not on this rank; None where there is one only."""
         if self._one_process is None:
             return None
         elsewhere = ranks.names_elsewhere
         return self._train(plan, self._one_process, self.new_tape(plan.label), elsewhere).without(elsewhere)
 
-    def _compare_training(self, plan: PlannedTraining, one_process: Recording | None, eager: Recording,
+    def _compare_training(self, plan: _PlannedTraining, one_process: Recording | None, eager: Recording,
                           compiled: Recording) -> None:
         all_replicas = steps_of(call.batch_of_all for call in plan.calls)
 
@@ -347,14 +357,14 @@ class Trial:
 
         if one_process is not None:
             for about, leaf in self._beside_one_process(plan.label, one_process, eager, expected):
-                self.trained += _labelled(about, rename_leaves([leaf], self.steps))
+                self.trained += [(about, leaf) for leaf in rename_leaves([leaf], self.steps)]
         judged = {}
         if self._first_call is not None:
             judged = self._first_call.judged_leaves(eager, compiled)
         leaves = self._compare(eager, compiled, expected, plan.label, all_replicas, judged)
-        self.trained += _labelled(plan.label, rename_leaves(leaves, self.steps))
+        self.trained += [(plan.label, leaf) for leaf in rename_leaves(leaves, self.steps)]
 
-    def _training_reference(self, batch: Batch, plan: PlannedTraining) -> Reference:
+    def _training_reference(self, batch: Batch, plan: _PlannedTraining) -> Reference:
         training = Training(self.pristine, None, self.loss, self.rate, accumulated=plan.accumulated)
 
         def make() -> Reference:
@@ -386,7 +396,3 @@ class Trial:
             return Fault(type(error).__name__, str(error), "forward, in a later call", traceback.format_exc())
         self.compiled.coverage.append({"call": call.label, **measured.to_dict()})
         return None
-
-
-def _labelled(label: str, leaves: Iterable[Leaf]) -> list[tuple[str, Leaf]]:
-    return [(label, leaf) for leaf in leaves]

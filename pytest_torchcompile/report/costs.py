@@ -175,10 +175,11 @@ def _advice(facts: Facts, total: float, unique: float, repeated: float, judging:
     if repeated > total / 4:
         return "its graphs were compiled by another cell too: keep TORCHINDUCTOR_CACHE_DIR, or use fewer workers"
     if unique > total / 2:
-        if facts.axes.get("backend") != "inductor":
-            return "fewer sizes, or a smaller model: each size that is compiled anew is traced anew"
+        # One recompile makes the sizes dynamic.
         if len(facts.recompiles) > 1:
             return f"{count(len(facts.recompiles), 'recompile')}: fewer sizes, or dynamic shapes"
+        if facts.axes.get("backend") != "inductor":
+            return "a smaller model: it is traced, and no cache keeps that"
         return "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"
     if judging > total / 2:
         return "fewer or smaller sizes: each is run in eager and in float64"

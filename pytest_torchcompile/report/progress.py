@@ -64,6 +64,9 @@ class RunProgress:
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds until all is done, as far as earlier runs and this one tell; None where nothing is known."""
+        # The last cells of a first run: that others took so long says little of what each of these still has to do.
+        if all(cell in self.running and cell not in self.seconds for cell in self.left):
+            return None
         known = [self.seconds[cell] for cell in self.left if cell in self.seconds]
         measured = [seconds for _, seconds in self.done]
         typical = known or measured

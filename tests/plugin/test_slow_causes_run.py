@@ -85,7 +85,7 @@ def slow_memory(*args):
     return 1e6
 
 def own_memory(*args):
-    '''What a bare copy of that size reaches, and a little less. All of its memory is new in each step, as in the cell.'''
+    '''A little less than a bare copy of that size reaches, whose memory is new in each step, as in the cell.'''
     x, seconds = square(4000), []
     for _ in range(20):
         begun = time.perf_counter()

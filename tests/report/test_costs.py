@@ -54,6 +54,18 @@ def test_other_compiles_are_unique(answers):
     assert (cells["a"].unique, cells["a"].repeated) == (2.0, 0.0)
 
 
+@pytest.mark.parametrize(("backend", "recompiles", "advice"), [
+    ("aot_eager", 2, "2 recompiles: fewer sizes, or dynamic shapes"),
+    # The one that makes a size dynamic is no waste: no two sizes are served by less.
+    ("aot_eager", 1, "a smaller model: it is traced, and no cache keeps that"),
+    ("inductor", 1, "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"),
+])
+def test_advice_where_most_is_compiling(backend, recompiles, advice):
+    again = [compiled(2.0) | {"kind": "recompile", "reason": "size"} for _ in range(recompiles)]
+    cells, _ = measured(cell("a", 10.0, [compiled(4.0), *again], backend=backend))
+    assert cells["a"].advice == advice
+
+
 def test_ranks_share_no_cache_so_they_repeat_nothing():
     """Each rank of a cell of several has a folder of its own, because ranks that share one mix up process groups."""
     twice = [compiled(2.0, ("fx miss", "g1"))]

@@ -72,6 +72,18 @@ def test_a_first_run_learns_from_what_still_runs():
     assert made.seconds_left(100) == 0 + (20 + 80) / 2
 
 
+def test_of_the_last_cells_of_a_first_run_no_time_is_told():
+    """Two cells took 20 s each; the last may be of another kind. It did take 33 s more where 2 s were promised."""
+    made = progress()
+    for cell in ("a", "b"):
+        made.begin(cell, 0)
+        judge(made, cell, 20)
+    assert made.seconds_left(20) == 20
+    made.begin("c", 20)
+    assert made.seconds_left(38) is None
+    assert made.line(38) == "compile matrix: 2/3 cells, runs c (18 s)"
+
+
 def test_workers_tell_the_same_items():
     """What is expected a second time is no more than what was expected."""
     made = progress()

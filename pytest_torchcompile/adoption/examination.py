@@ -1,7 +1,7 @@
 """Examination: a model is made and tried eagerly, to learn which inputs and sizes it takes and whether it trains.
 
 Runs in a process of its own (``python -m pytest_torchcompile.adoption.examination``): it reads a request as JSON from
-stdin and answers by one line of JSON. What the model prints goes to stderr. :mod:`.examiner` is its other end.
+stdin and answers by one line of JSON. What the model prints goes to stderr. :mod:`.example_inputs` is its other end.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ _LONG_LENGTHS: Final = ((128, 192, 256, 320, 384, 448), (512, 768, 1024, 1280, 1
 """For models that take no short ones, as those of sound: a layer that sums up hundreds of samples."""
 _OF_BATCH: Final = ("B", "N", "b", "n", "batch", "batch_size", "rows", "bs")
 """Names of dims that say how many samples a batch has."""
+_NAMES_OF_INPUTS: Final = ("batch", "inputs", "make_batch", "make_inputs", "example_inputs", "sample_inputs",
+                           "dummy_inputs")
+"""Functions that make inputs are called so."""
 _OF_IMAGE: Final = ("H", "W", "h", "w", "height", "width", "image_size", "resolution")
 
 Dims = dict[str, list[int]]
@@ -105,7 +108,8 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer a request (:class:`~pytest_torchcompile.adoption.example_inputs.Request`, as plain data).
 
     Returns ``tensors`` (name to text, empty where inputs were named), ``left_out`` (optional arguments that guessed
-    inputs do not give), ``dims``, ``phase``, and ``code`` of a model of a library.
+    inputs do not give), ``dims``, ``phase``, ``code`` of a model of a library, and ``beside``, a function that
+    seems to make inputs.
     Raises :class:`UsageError` for a model that can't be made or called, or whose inputs can't be guessed.
     """
     root = Path(request["root"])
@@ -122,7 +126,17 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         "dims": dims,
         "phase": _phase_of(model, make, dims),
         "code": _code_of(request["arguments"]),
+        "beside": "" if request["inputs"] else _inputs_beside(request["factory"]),
     }
+
+
+def _inputs_beside(factory: str) -> str:
+    """``module:function`` beside the factory that makes inputs, by its name; empty where there is none."""
+    module = factory.partition(":")[0]
+    for name in _NAMES_OF_INPUTS:
+        if inspect.isfunction(getattr(sys.modules.get(module), name, None)):
+            return f"{module}:{name}"
+    return ""
 
 
 def _make_module(request: Mapping[str, Any], root: Path) -> nn.Module:

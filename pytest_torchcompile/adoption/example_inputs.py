@@ -153,6 +153,8 @@ class Examined:
     """Of a model of a library: Python of a function ``model`` that makes it."""
     left_out: tuple[str, ...] = ()
     """Optional arguments that guessed inputs leave at their default."""
+    beside: str = ""
+    """``module:function`` that may make inputs, beside a model whose inputs were guessed."""
 
     @property
     def name(self) -> str:
@@ -183,4 +185,4 @@ def _read_answer(request: Request, answer: Mapping[str, Any]) -> Examined:
         raise UsageError(answer["error"])
     tensors = tuple(ExampleTensor.read(name, text) for name, text in answer["tensors"].items())
     return Examined(request.factory, request.inputs, tensors, answer["dims"], answer["phase"],
-                    answer["code"], tuple(answer["left_out"]))
+                    answer["code"], tuple(answer["left_out"]), answer["beside"])

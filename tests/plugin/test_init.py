@@ -31,7 +31,8 @@ def test_first_cells(init, repo):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "net: training, inputs x: float32[B, 6]; B = 4, 5, 10"
-    assert lines[1] == "  inference is not tried: where that is what you ship, write `phase: [training, inference]`"
+    assert lines[1] == "  these are guesses; if models:batch makes inputs, name it: --inputs models:batch"
+    assert lines[2] == "  inference is not tried: where that is what you ship, write `phase: [training, inference]`"
     assert "  matrix/default.yaml                      the matrix" in lines
     assert any("2 cells: 2 pass; 2 ran compiled code" in line for line in lines)
     # On a busy machine the first cells are so slow that a longer time-out is advised.

@@ -176,7 +176,9 @@ def fingerprint(tensor: torch.Tensor) -> str:
 
 
 # ----------------------------------------------------------------------------------------------- leaves and their paths
-_CLOSED = (torch.nn.Module, torch.Tensor, ModuleType, type, enum.Enum, torch.Generator, torch.dtype, torch.device)
+# An exception leads to all that was there when it was raised, as those of Dynamo lead to its tracer.
+_CLOSED = (torch.nn.Module, torch.Tensor, ModuleType, type, enum.Enum, torch.Generator, torch.dtype, torch.device,
+           BaseException)
 # Objects of these packages (loggers, threads, files) belong to the process, and lead to everything in it.
 STANDARD_PACKAGES = sys.stdlib_module_names - {"argparse", "collections", "types"}
 # Objects inside objects are opened so deep.

@@ -93,8 +93,8 @@ def test_a_known_fault_is_found_and_shrunk_to_its_minimum(name, seed):
     """The report is the shortest sequence of the simplest sizes, and it fails when it is run again."""
     model, backend, dims, limits, kind, shortest = FAULTS[name]
     program = attempts(model(), backend, limits=limits, features=tuple(dims))
-    # Behind what is mild the search goes on for wrong numbers, of which there are none: twice the usual number will do.
-    examples = 200 if kind == "value" else 60
+    # Behind what is mild the search goes on for wrong numbers, of which there are none: the usual number will do.
+    examples = 200 if kind == "value" else Budget.examples
     rungs = climb(program, dims, Budget(examples=examples, seconds=900), seed=seed)
     # Of each kind one is told, by the rung that found it first.
     found = {failing.problem.kind: failing for failing in all_failing(rungs)}

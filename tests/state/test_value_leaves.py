@@ -127,9 +127,16 @@ def test_tensors_of():
     assert [path for path, _ in tensors_of([1, ones(1), {"a": "text", "b": ones(2)}])] == ["[1]", "[2]['b']"]
 
 
+def error_with_tracer():
+    """As Dynamo raises them: it leads to all that was traced. A model that kept one took minutes to look through."""
+    error = RuntimeError("did not compile")
+    error.tracer = {"graph": ones(1)}
+    return error
+
+
 @pytest.mark.parametrize("value", [
-    nn.Linear(1, 1), ones(1), torch, type, torch.float32, threading.Lock(), len, 3, "text",
-], ids=["module", "tensor", "package", "class", "dtype", "lock", "function", "number", "text"])
+    nn.Linear(1, 1), ones(1), torch, type, torch.float32, threading.Lock(), len, 3, "text", error_with_tracer(),
+], ids=["module", "tensor", "package", "class", "dtype", "lock", "function", "number", "text", "exception"])
 def test_what_is_never_opened(value):
     """Modules are walked by themselves, and the others belong to the process."""
     assert inner_attributes(value) is None

@@ -134,7 +134,9 @@ def _inputs_beside(factory: str) -> str:
     """``module:function`` beside the factory that makes inputs, by its name; empty where there is none."""
     module = factory.partition(":")[0]
     for name in _NAMES_OF_INPUTS:
-        if inspect.isfunction(getattr(sys.modules.get(module), name, None)):
+        function = getattr(sys.modules.get(module), name, None)
+        # One that is imported there, as a helper, is about something else.
+        if inspect.isfunction(function) and function.__module__ == module:
             return f"{module}:{name}"
     return ""
 

@@ -51,6 +51,8 @@ class Ledger:
     texts: list[Text] = field(default_factory=list)
     """Graphs and code of each stage, where `keep_texts` is set; ``gauges.kernels`` reads them."""
     keep_texts: bool = False
+    times_guards_often: bool = False
+    """Are quick guards timed five times too? A limit on them is set; else a timing is dearer than what it tells."""
     raised: int = 0
     """Calls of compiled callables that raised before any graph of theirs ran."""
     lost: list[str] = field(default_factory=list)

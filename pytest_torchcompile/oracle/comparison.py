@@ -66,7 +66,7 @@ def compare(
             when there are any, so that an exact run pays nothing.
         limits: Decide when more noise is drawn before a leaf is left looking wrong.
         without: Names of values that are not compared.
-        judged: What an earlier comparison has found of the same numbers, by name. Only their properties are compared.
+        judged: What an earlier comparison has found of the same numbers, by name. Taken where it is no problem.
 
     Returns:
         One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing
@@ -85,7 +85,7 @@ def compare(
         differences = list(compare_items(pair.name, pair.kind, pair.eager, pair.compiled))
         leaves += judge.excuse_wavering(differences, pair.compare_with_twin)
         if not any(leaf.kind in (pair.kind, "shape", "zero_gradient") for leaf in differences):
-            leaves.append(judged.get(pair.name) or judge.first_leaf(pair.values))
+            leaves.append(judge.first_leaf(pair.values, judged.get(pair.name)))
         if pair.kind == "value":
             leaves += compare_zero_signs(pair.name, pair.eager.value, pair.compiled.value)
     return judge.decide(leaves)
@@ -127,7 +127,8 @@ class _Judge:
 
     def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits, eager: Recording) -> None:
         self._source, self._limits = reference, limits
-        self._gradients = list(eager.gradients.values())
+        # Of a training they are among the outputs.
+        self._gradients = [value for _, kind, value in eager.values() if kind == "gradient"]
         self._gradient_size: float | None = None
         self._gradient_count: int | None = None
         # What a leaf must hold that no noise is drawn for.
@@ -142,12 +143,18 @@ class _Judge:
         # Of those that no measure without draws can settle: they are measured once there are some.
         self._waiting: set[str] = set()
 
-    def first_leaf(self, values: _Values) -> Leaf:
-        """Judge a value by the draws that there are: none at first, then by eager's own error."""
+    def first_leaf(self, values: _Values, judged: Leaf | None = None) -> Leaf:
+        """Judge a value by the draws that there are: none at first, then by eager's own error.
+
+        ``judged``: what is known of it. Where that is a problem it may have passed among more leaves than these.
+        """
         leaf = _without_reference(values)
         if leaf is not None:
             return leaf
         self._measured[values.name] = values
+        if judged is not None and problem(judged, self._limits) is None:
+            self._settled.add(values.name)
+            return judged
         if isinstance(values.eager, torch.Tensor):
             settled = settle_by_eager(new_leaf(values.name, values.kind, values.eager), values.eager,
                                       values.compiled.to(values.eager.dtype), self._reference(), self._limits,

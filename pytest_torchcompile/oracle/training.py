@@ -314,8 +314,12 @@ class _DrawnLeaf:
 class FirstCall:
     """What noise was drawn for in the first call. The first step of a training computes all of it once more."""
 
-    def __init__(self, eager: Recording, compiled: Recording, leaves: Iterable[Leaf]) -> None:
-        """Keep the tensors of ``leaves``, which came of comparing the two recordings, where noise was drawn."""
+    def __init__(self, call: object, eager: Recording, compiled: Recording, leaves: Iterable[Leaf]) -> None:
+        """Keep the tensors of ``leaves``, which came of comparing the two recordings, where noise was drawn.
+
+        ``call``: which it was, for whoever has to know whether the training begins with it.
+        """
+        self.call = call
         mine, theirs = eager.items_by_name(), compiled.items_by_name()
         self._drawn: list[_DrawnLeaf] = []
         for leaf in leaves:

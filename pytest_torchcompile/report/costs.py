@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 from pytest_torchcompile.ledger.records import Compile
@@ -175,10 +176,13 @@ def _advice(facts: Facts, total: float, unique: float, repeated: float, judging:
     if repeated > total / 4:
         return "its graphs were compiled by another cell too: keep TORCHINDUCTOR_CACHE_DIR, or use fewer workers"
     if unique > total / 2:
-        # One recompile makes the sizes dynamic.
-        if len(facts.recompiles) > 1:
-            return f"{count(len(facts.recompiles), 'recompile')}: fewer sizes, or dynamic shapes"
-        if facts.axes.get("backend") != "inductor":
+        # One recompile of a function makes its sizes dynamic, unless they are to be static.
+        usual = 0 if facts.axes.get("dynamic") == "static" else 1
+        again = Counter(f"{compiled.function} ({compiled.file}:{compiled.line})" for compiled in facts.recompiles)
+        function, most = max(again.items(), key=itemgetter(1), default=("", 0))
+        if most > usual:
+            return f"{count(most, 'recompile')} of {function}: fewer sizes, or dynamic shapes"
+        if not any(compiled.cache_keys for compiled in facts.compiles):
             return "a smaller model: it is traced, and no cache keeps that"
         return "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"
     if judging > total / 2:

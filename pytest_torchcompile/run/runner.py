@@ -11,6 +11,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
 from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads, warm_toolchain
 from pytest_torchcompile.gauges.generated_code import read_generated_code
-from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.loading import import_all, one_line
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
@@ -104,11 +105,18 @@ class Run(CellTrial):
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed, self.replica, self.is_whole_step),
             covered=True, steps=steps, keep_texts=True,
-            one_process=one_process, instrument=self.kernel_watch.taken if self.kernel_watch else None,
+            one_process=one_process, instrument=self._watch_more,
             compared=not self._fake, varied=not self._fake, known=self._known_comparisons(),
         )
         super().__init__(self._side, self._first, settings, calls, options)
         self.wrapping = cell.wrapper
+
+    def _watch_more(self, ledger: Ledger) -> AbstractContextManager[None]:
+        """Watch what only some checks and limits ask for."""
+        ledger.times_guards_often = "guard_us" in self.job.limits
+        if self.kernel_watch is None:
+            return nullcontext()
+        return self.kernel_watch.taken(ledger)
 
     def _draw_calls(self) -> list[Call]:
         """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""

@@ -14,8 +14,10 @@ from pytest_torchcompile.oracle import compare, problem, record, reference
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import References
+from pytest_torchcompile.oracle.leaf_limits import Limits
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.tape import _drawn_by
+from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
 from pytest_torchcompile.oracle.trial import Trial
 
 pytestmark = pytest.mark.needs_torch
@@ -258,14 +260,18 @@ class Doubled(nn.Module):
         return self.model(x) * factor
 
 
-def tried_training(monkeypatch, after=100):
-    """What is found of three steps of training whose first gradient wants many draws, and what was judged before."""
-    model, other, batch = flipped_units(1.5, 0)
-    judged = {}
+def tried_training(monkeypatch, after=100, limits=None, calls=None):
+    """What is found of three steps of training whose first gradient wants many draws, and what was judged before.
 
-    def compare_and_note(*given, **named):
-        judged.update(named["judged"] or {})
-        return compare(*given, **named)
+    ``limits``: of comparing the training; ``calls``: other ones than one of the batch.
+    """
+    model, other, batch = flipped_units(1.5, 0)
+    taken = {}
+
+    def compare_and_note(eager, compiled, expected, judged=None):
+        taken.update(judged or {})
+        is_training = any(name.startswith("step 1: ") for name in eager.values_by_name())
+        return compare(eager, compiled, expected, judged=judged, limits=limits if is_training else None)
 
     def make(settings):
         if settings is None:
@@ -274,19 +280,18 @@ def tried_training(monkeypatch, after=100):
         return Side(Doubled(compiled, after), compiled)
 
     monkeypatch.setattr("pytest_torchcompile.oracle.trial.compare", compare_and_note)
-    options = TrialOptions(loss=square_sum, steps=3, passes=1)
-    trial = Trial(make, model, {"backend": "eager"}, [Call(0, batch)], options)
+    options = TrialOptions(loss=square_sum, steps=3, passes=1, may_raise=True)
+    trial = Trial(make, model, {"backend": "eager"}, calls or [Call(0, batch)], options)
     trial.run()
     called, trained = ({leaf.name: leaf for _, leaf in leaves} for leaves in (trial.leaves, trial.trained))
-    return called, trained, judged
+    return called, trained, taken
 
 
 def test_the_first_step_of_a_training_is_the_first_call_and_gets_no_draws_of_its_own(monkeypatch):
     called, trained, judged = tried_training(monkeypatch)
     first, again = "gradient of 0.weight", "step 1: gradient of 0.weight"
     assert called[first].draws > FEW
-    assert judged[again] is trained[again]
-    assert trained[again] == replace(called[first], name=again)
+    assert judged[again] == trained[again] == replace(called[first], name=again)
     # What the later steps compute was compared in no call.
     assert all(name.startswith("step 1: ") for name in judged)
 
@@ -297,3 +302,36 @@ def test_a_first_step_that_is_another_one_than_the_first_call_is_judged(monkeypa
     assert not any(map(problem, called.values()))
     assert not judged
     assert problem(trained["step 1: gradient of 2.weight"])
+
+
+def test_what_would_be_a_problem_of_the_training_is_judged_there(monkeypatch):
+    """A call may have passed it among more leaves, with a wider limit of its worst element."""
+    called, trained, judged = tried_training(monkeypatch, limits=Limits(peak=1e-3))
+    again = "step 1: gradient of 0.weight"
+    assert not problem(called["gradient of 0.weight"])
+    assert trained[again].draws >= 36 > judged[again].draws
+
+
+def test_where_the_first_call_raises_the_training_begins_with_another(monkeypatch):
+    """The leaves of that call are of other random numbers, and of other sizes."""
+    _, _, batch = flipped_units(1.5, 0)
+    calls = [Call(0, Batch.of(torch.zeros(1, 3))), Call(1, batch)]
+    called, trained, judged = tried_training(monkeypatch, calls=calls)
+    assert called["gradient of 0.weight"].draws > FEW
+    assert trained["step 1: gradient of 0.weight"].draws > FEW
+    assert not judged
+
+
+def test_gradients_of_nothing_but_noise_get_no_draw_in_a_training_either():
+    """A bias before a batch norm has one in each step; so has the bias of a key."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), Batch.of(torch.randn(32, 8))
+    training = Training(model, None, square_sum, 0.0)
+    eager = record(training, training, steps_of([batch, batch]), loss=no_loss)
+    name = "step 2: gradient of 0.bias"
+    outputs = {**eager.outputs, name: replace(eager.outputs[name], value=-eager.outputs[name].value)}
+    model[1].reset_running_stats()
+    expected = reference(training, steps_of([batch, batch]), loss=no_loss, draw=False)
+    leaf = next(leaf for leaf in compare(eager, replace(eager, outputs=outputs), expected) if leaf.name == name)
+    assert not leaf.decided
+    assert expected.estimates[name].offered == 0

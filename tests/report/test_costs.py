@@ -54,15 +54,26 @@ def test_other_compiles_are_unique(answers):
     assert (cells["a"].unique, cells["a"].repeated) == (2.0, 0.0)
 
 
-@pytest.mark.parametrize(("backend", "recompiles", "advice"), [
-    ("aot_eager", 2, "2 recompiles: fewer sizes, or dynamic shapes"),
-    # The one that makes a size dynamic is no waste: no two sizes are served by less.
-    ("aot_eager", 1, "a smaller model: it is traced, and no cache keeps that"),
-    ("inductor", 1, "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"),
+def again(number, line=1):
+    return [compiled(2.0) | {"kind": "recompile", "reason": "size", "line": line} for _ in range(number)]
+
+
+TRACED = "a smaller model: it is traced, and no cache keeps that"
+KEPT = "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"
+
+
+@pytest.mark.parametrize(("first", "recompiles", "dynamic", "advice"), [
+    (compiled(4.0), again(2), "auto", "2 recompiles of f (m.py:1): fewer sizes, or dynamic shapes"),
+    # The one that makes a size dynamic is no waste, also where there are two functions: no two sizes take less.
+    (compiled(4.0), again(1), "auto", TRACED),
+    (compiled(4.0), again(1) + again(1, line=9), "auto", TRACED),
+    (compiled(4.0), again(1), "static", "1 recompile of f (m.py:1): fewer sizes, or dynamic shapes"),
+    (compiled(4.0, ("fx miss", "g")), again(1), "auto", KEPT),
 ])
-def test_advice_where_most_is_compiling(backend, recompiles, advice):
-    again = [compiled(2.0) | {"kind": "recompile", "reason": "size"} for _ in range(recompiles)]
-    cells, _ = measured(cell("a", 10.0, [compiled(4.0), *again], backend=backend))
+def test_advice_where_most_is_compiling(first, recompiles, dynamic, advice):
+    given = cell("a", 10.0, [first, *recompiles])
+    given["axes"]["dynamic"] = dynamic
+    cells, _ = measured(given)
     assert cells["a"].advice == advice
 
 
@@ -100,7 +111,7 @@ def test_looking_for_the_failing_stage_is_no_judging():
 def test_the_lines_of_a_terminal():
     """Totals with shares, then the dearest cells with what would make them cheaper."""
     _, cost = measured(
-        cell("big-inductor", 10.0, [compiled(9.0)], seconds={"compiled": 10.0}),
+        cell("big-inductor", 10.0, [compiled(9.0, ("fx miss", "g"))], seconds={"compiled": 10.0}),
         cell("small-eager", 1.0, [], seconds={"eager": 0.75, "compiled": 0.25}, backend="eager"),
         started="2026-01-01T00:00:00+00:00", finished="2026-01-01T00:00:20+00:00")
     assert cost_lines(cost, 2) == [

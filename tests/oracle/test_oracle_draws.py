@@ -306,10 +306,14 @@ def test_a_first_step_that_is_another_one_than_the_first_call_is_judged(monkeypa
 
 def test_what_would_be_a_problem_of_the_training_is_judged_there(monkeypatch):
     """A call may have passed it among more leaves, with a wider limit of its worst element."""
-    called, trained, judged = tried_training(monkeypatch, limits=Limits(peak=1e-3))
+    strict = Limits(peak=1e-3)
+    called, trained, judged = tried_training(monkeypatch, limits=strict)
     again = "step 1: gradient of 0.weight"
     assert not problem(called["gradient of 0.weight"])
-    assert trained[again].draws >= 36 > judged[again].draws
+    assert problem(judged[again], strict)
+    assert trained[again].draws >= 36
+    # Not the same: the program of the training draws noise of its own.
+    assert trained[again].peak != judged[again].peak
 
 
 def test_where_the_first_call_raises_the_training_begins_with_another(monkeypatch):

@@ -108,17 +108,19 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer a request (:class:`~pytest_torchcompile.adoption.example_inputs.Request`, as plain data).
 
     Returns ``tensors`` (name to text, empty where inputs were named), ``left_out`` (optional arguments that guessed
-    inputs do not give), ``dims``, ``phase``, ``code`` of a model of a library, and ``beside``, a function that
-    seems to make inputs.
+    inputs do not give), ``dims``, ``phase``, ``code`` of a model of a library, and ``inputs_beside``, a
+    function beside the model that seems to make inputs.
     Raises :class:`UsageError` for a model that can't be made or called, or whose inputs can't be guessed.
     """
     root = Path(request["root"])
     model = _Model(_make_module(request, root))
     if request["inputs"]:
         tensors: Guess = ()
+        inputs_beside = ""
         make, dims = _with_named_inputs(model, request, root)
     else:
         tensors, dims = _with_guessed_inputs(model, request)
+        inputs_beside = _inputs_beside(request["factory"])
         make = _maker_of(tensors)
     return {
         "tensors": {tensor.name: str(tensor) for tensor in tensors},
@@ -126,7 +128,7 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         "dims": dims,
         "phase": _phase_of(model, make, dims),
         "code": _code_of(request["arguments"]),
-        "beside": "" if request["inputs"] else _inputs_beside(request["factory"]),
+        "inputs_beside": inputs_beside,
     }
 
 

@@ -153,7 +153,7 @@ class Examined:
     """Of a model of a library: Python of a function ``model`` that makes it."""
     left_out: tuple[str, ...] = ()
     """Optional arguments that guessed inputs leave at their default."""
-    beside: str = ""
+    inputs_beside: str = ""
     """``module:function`` that may make inputs, beside a model whose inputs were guessed."""
 
     @property
@@ -185,4 +185,4 @@ def _read_answer(request: Request, answer: Mapping[str, Any]) -> Examined:
         raise UsageError(answer["error"])
     tensors = tuple(ExampleTensor.read(name, text) for name, text in answer["tensors"].items())
     return Examined(request.factory, request.inputs, tensors, answer["dims"], answer["phase"],
-                    answer["code"], tuple(answer["left_out"]), answer["beside"])
+                    answer["code"], tuple(answer["left_out"]), answer["inputs_beside"])

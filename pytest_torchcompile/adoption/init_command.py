@@ -320,8 +320,8 @@ def _with_known_inputs(request: Request, source: str) -> Request:
 def _print_written(examined: Examined, files: Sequence[NewFile]) -> None:
     """What was found out, and each file."""
     print(f"{examined.name}: {examined.phase}, inputs {_inputs_text(examined)}")
-    if examined.beside:
-        print(f"  these are guesses; if {examined.beside} makes inputs, name it: --inputs {examined.beside}")
+    if function := examined.inputs_beside:
+        print(f"  these are guesses; if {function} makes inputs, name it: --inputs {function}")
     if examined.phase == "training":
         print("  inference is not tried: where that is what you ship, write `phase: [training, inference]`")
     for file in files:

@@ -65,12 +65,10 @@ def _time_guards_often(watch: LedgerWatch) -> Iterator[None]:
         return
 
     def shortest_time(*asked: Any) -> Any:
-        enough = _QUICK_GUARDS
-        if any(ledger.times_guards_often for ledger, _ in watch.ledgers):
-            enough = 0.0
+        always_often = any(ledger.times_guards_often for ledger, _ in watch.ledgers)
         shortest = original(*asked)
         for _ in range(_GUARD_TIMINGS - 1):
-            if shortest <= enough:
+            if shortest <= _QUICK_GUARDS and not always_often:
                 break
             shortest = min(shortest, original(*asked))
         return shortest

@@ -125,14 +125,12 @@ class Ledger:
 
         ``root``: the project's folder; its files are named from there, so that reports of two checkouts agree.
         """
-        home = f"{os.fspath(root)}{os.sep}"
         with self._lock:
             plain: dict[str, Any] = {}
             for name in (*_LISTS, *self.more):
                 plain[name] = [record.to_dict() for record in self._records_of(name)]
-                for record in plain[name]:
-                    if root and str(record.get("file", "")).startswith(home):
-                        record["file"] = record["file"].removeprefix(home)
+                if root:
+                    _name_files_from(root, plain[name])
             return plain | {"raised": self.raised, "lost": list(self.lost)}
 
     @classmethod
@@ -143,3 +141,10 @@ class Ledger:
             if name in data:
                 ledger._records_of(name).extend(kind.from_dict(record) for record in data[name])
         return ledger
+
+
+def _name_files_from(root: str | os.PathLike[str], records: list[dict[str, Any]]) -> None:
+    home = f"{os.fspath(root)}{os.sep}"
+    for record in records:
+        if str(record.get("file", "")).startswith(home):
+            record["file"] = record["file"].removeprefix(home)

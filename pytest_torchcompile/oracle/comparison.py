@@ -75,7 +75,8 @@ def compare(
     """
     if eager.error is not None or compiled.error is not None:
         return [compare_errors(eager, compiled)]
-    judge, judged = _Judge(reference, limits or Limits(), eager), judged or {}
+    judge = _Judge(reference, limits or Limits(), eager)
+    judged = judged or {}
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     judge.other_draws = has_other_draws(leaves)
@@ -127,8 +128,7 @@ class _Judge:
 
     def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits, eager: Recording) -> None:
         self._source, self._limits = reference, limits
-        # Of a training they are among the outputs.
-        self._gradients = [value for _, kind, value in eager.values() if kind == "gradient"]
+        self._eager = eager
         self._gradient_size: float | None = None
         self._gradient_count: int | None = None
         # What a leaf must hold that no noise is drawn for.
@@ -189,9 +189,12 @@ class _Judge:
         """The largest root mean square of any gradient of eager's."""
         if self._gradient_size is None:
             squares = [0.0]
-            for gradient in self._gradients:
-                if isinstance(gradient, torch.Tensor) and gradient.is_floating_point() and gradient.numel():
-                    squares.append(float(gradient.float().square().mean()))
+            # Those of a training are among its outputs.
+            for _, kind, value in self._eager.values():
+                if kind != "gradient" or not isinstance(value, torch.Tensor):
+                    continue
+                if value.is_floating_point() and value.numel():
+                    squares.append(float(value.float().square().mean()))
             self._gradient_size = max(squares) ** 0.5
         return self._gradient_size
 

@@ -26,8 +26,8 @@ from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.state.value_leaves import computable
 
-__all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_discrete", "judge_numbers",
-           "judge_values", "limits_without_draws", "new_leaf", "with_values"]
+__all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_numbers", "judge_values",
+           "limits_without_draws", "new_leaf", "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -71,7 +71,7 @@ def judge_values(name: str, kind: str, eager: Any, compiled: Any, reference: Ref
     leaf, compiled = new_leaf(name, kind, eager), compiled.to(eager.dtype)
     if eager.is_floating_point() or eager.is_complex():
         return judge_numbers(leaf, eager, compiled, reference, limits)
-    return judge_discrete(leaf, eager, compiled, reference)
+    return _judge_discrete(leaf, eager, compiled, reference)
 
 
 def judge_numbers(
@@ -184,7 +184,7 @@ def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) 
             f"{int(far.sum())} of {e.numel()} elements are as far apart")
 
 
-def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:
+def _judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:
     """Judge integers and booleans: equal, except where rounding alone flips an element.
 
     Not more of them may differ than several draws together have flipped, or eager has.

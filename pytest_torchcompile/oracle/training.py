@@ -307,32 +307,35 @@ class _DrawnLeaf:
 
     def is_about(self, eager: Any, compiled: Any) -> bool:
         """Whether two values are the same two, bit by bit."""
-        pairs = ((self.eager, eager), (self.compiled, compiled))
-        return all(isinstance(found, torch.Tensor) and same_bits(mine, found) for mine, found in pairs)
+        if not (isinstance(eager, torch.Tensor) and isinstance(compiled, torch.Tensor)):
+            return False
+        return same_bits(self.eager, eager) and same_bits(self.compiled, compiled)
 
 
 class FirstCall:
     """What noise was drawn for in the first call. The first step of a training computes all of it once more."""
 
-    def __init__(self, call: object, eager: Recording, compiled: Recording, leaves: Iterable[Leaf]) -> None:
+    def __init__(self, eager: Recording, compiled: Recording, leaves: Iterable[Leaf]) -> None:
         """Keep the tensors of ``leaves``, which came of comparing the two recordings, where noise was drawn.
 
-        ``call``: which it was, for whoever has to know whether the training begins with it.
+        Of a call that raised nothing is kept: then the training begins with another one.
         """
-        self.call = call
-        mine, theirs = eager.items_by_name(), compiled.items_by_name()
+        kinds = {name: kind for name, kind, _ in eager.values()}
+        mine, theirs = eager.values_by_name(), compiled.values_by_name()
         self._drawn: list[_DrawnLeaf] = []
         for leaf in leaves:
-            # One draw is eager's own error.
-            if leaf.draws <= 1 or leaf.name not in mine or leaf.name not in theirs:
+            one, other = mine.get(leaf.name), theirs.get(leaf.name)
+            # One draw is eager's own error. A leaf of another kind is about something else than the value.
+            if leaf.draws <= 1 or leaf.kind != kinds.get(leaf.name):
                 continue
-            (kind, one), (_, other) = mine[leaf.name], theirs[leaf.name]
-            if leaf.kind == kind and isinstance(one.value, torch.Tensor) and isinstance(other.value, torch.Tensor):
-                self._drawn.append(_DrawnLeaf(leaf, one.value, other.value))
+            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+                self._drawn.append(_DrawnLeaf(leaf, one, other))
 
     def judged_leaves(self, eager: Recording, compiled: Recording) -> dict[str, Leaf]:
-        """Of a training that begins with this call: leaves of its first step that are the same on both sides, bit by
-        bit. More draws would say of them what they have said of the call. By name."""
+        """Of a training, by name: leaves of its first step that are the same as in the call on both sides, bit by bit.
+
+        Draws would say of them what they have said of the call.
+        """
         mine, theirs = eager.values_by_name(), compiled.values_by_name()
         judged = {}
         for drawn in self._drawn:

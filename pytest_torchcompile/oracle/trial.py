@@ -243,7 +243,7 @@ class Trial:
             self.leaves += self._beside_one_process(call.label, one_process, done.recording, expected)
         leaves = self._compare(done.recording, compiled, expected, (call.index, call.other), call.batch_of_all)
         if self.steps > 1 and len(self.passed) == 1:
-            self._first_call = FirstCall(call, done.recording, compiled, leaves)
+            self._first_call = FirstCall(done.recording, compiled, leaves)
         self.leaves += [(call.label, leaf) for leaf in leaves]
 
     def _compare(self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], key: Hashable,
@@ -358,10 +358,11 @@ class Trial:
         if one_process is not None:
             for about, leaf in self._beside_one_process(plan.label, one_process, eager, expected):
                 self.trained += [(about, leaf) for leaf in rename_leaves([leaf], self.steps)]
-        judged, first = {}, self._first_call
-        if first is not None and first.call is plan.calls[0]:
-            judged = first.judged_leaves(eager, compiled)
-        self._first_call = None
+        judged: dict[str, Leaf] = {}
+        if self._first_call is not None:
+            judged = self._first_call.judged_leaves(eager, compiled)
+            # Its tensors may be large, and nobody else asks for them.
+            self._first_call = None
         leaves = self._compare(eager, compiled, expected, plan.label, all_replicas, judged)
         self.trained += [(plan.label, leaf) for leaf in rename_leaves(leaves, self.steps)]
 

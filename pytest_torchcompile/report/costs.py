@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from operator import itemgetter
 from typing import Any, Final
 
 from pytest_torchcompile.ledger.records import Compile
@@ -176,18 +175,25 @@ def _advice(facts: Facts, total: float, unique: float, repeated: float, judging:
     if repeated > total / 4:
         return "its graphs were compiled by another cell too: keep TORCHINDUCTOR_CACHE_DIR, or use fewer workers"
     if unique > total / 2:
-        # One recompile of a function makes its sizes dynamic, unless they are to be static.
-        usual = 0 if facts.axes.get("dynamic") == "static" else 1
-        again = Counter(f"{compiled.function} ({compiled.file}:{compiled.line})" for compiled in facts.recompiles)
-        function, most = max(again.items(), key=itemgetter(1), default=("", 0))
-        if most > usual:
-            return f"{count(most, 'recompile')} of {function}: fewer sizes, or dynamic shapes"
-        if not any(compiled.cache_keys for compiled in facts.compiles):
-            return "a smaller model: it is traced, and no cache keeps that"
-        return "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"
+        return _advice_on_compiling(facts)
     if judging > total / 2:
         return "fewer or smaller sizes: each is run in eager and in float64"
     return ""
+
+
+def _advice_on_compiling(facts: Facts) -> str:
+    """For a cell that compiles most of its time what no other cell compiles."""
+    # The first recompile of a function makes its sizes dynamic, unless they are to be static.
+    usual = 1
+    if facts.axes.get("dynamic") == "static":
+        usual = 0
+    recompiles = Counter(f"{each.function} ({each.file}:{each.line})" for each in facts.recompiles)
+    for function, number in recompiles.most_common(1):
+        if number > usual:
+            return f"{count(number, 'recompile')} of {function}: fewer sizes, or dynamic shapes"
+    if not any(each.cache_keys for each in facts.compiles):
+        return "a smaller model: it is traced, and no cache keeps that"
+    return "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"
 
 
 def seconds_between(started: Any, finished: Any) -> float | None:

@@ -247,7 +247,7 @@ def test_units_that_no_noise_turns_on_are_a_problem(seed):
     assert {"gradient of 0.weight", "gradient of 0.bias", "gradient of 2.weight"} <= wrong
 
 
-class Doubled(nn.Module):
+class WrongLater(nn.Module):
     """A model whose output, from a call on, is not the right one."""
 
     def __init__(self, model, after):
@@ -277,7 +277,7 @@ def tried_training(monkeypatch, after=100, limits=None, calls=None):
         if settings is None:
             return Side(model, model)
         compiled = copy.deepcopy(other)
-        return Side(Doubled(compiled, after), compiled)
+        return Side(WrongLater(compiled, after), compiled)
 
     monkeypatch.setattr("pytest_torchcompile.oracle.trial.compare", compare_and_note)
     options = TrialOptions(loss=square_sum, steps=3, passes=1, may_raise=True)

@@ -54,7 +54,7 @@ def test_other_compiles_are_unique(answers):
     assert (cells["a"].unique, cells["a"].repeated) == (2.0, 0.0)
 
 
-def again(number, line=1):
+def recompiles_of_f(number, line=1):
     return [compiled(2.0) | {"kind": "recompile", "reason": "size", "line": line} for _ in range(number)]
 
 
@@ -63,12 +63,12 @@ KEPT = "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, whic
 
 
 @pytest.mark.parametrize(("first", "recompiles", "dynamic", "advice"), [
-    (compiled(4.0), again(2), "auto", "2 recompiles of f (m.py:1): fewer sizes, or dynamic shapes"),
+    (compiled(4.0), recompiles_of_f(2), "auto", "2 recompiles of f (m.py:1): fewer sizes, or dynamic shapes"),
     # The one that makes a size dynamic is no waste, also where there are two functions: no two sizes take less.
-    (compiled(4.0), again(1), "auto", TRACED),
-    (compiled(4.0), again(1) + again(1, line=9), "auto", TRACED),
-    (compiled(4.0), again(1), "static", "1 recompile of f (m.py:1): fewer sizes, or dynamic shapes"),
-    (compiled(4.0, ("fx miss", "g")), again(1), "auto", KEPT),
+    (compiled(4.0), recompiles_of_f(1), "auto", TRACED),
+    (compiled(4.0), recompiles_of_f(1) + recompiles_of_f(1, line=9), "auto", TRACED),
+    (compiled(4.0), recompiles_of_f(1), "static", "1 recompile of f (m.py:1): fewer sizes, or dynamic shapes"),
+    (compiled(4.0, ("fx miss", "g")), recompiles_of_f(1), "auto", KEPT),
 ])
 def test_advice_where_most_is_compiling(first, recompiles, dynamic, advice):
     given = cell("a", 10.0, [first, *recompiles])

@@ -55,7 +55,7 @@ def ours(names: list[str], args: argparse.Namespace, cache: str, folder: Path) -
     file.write_text(json.dumps(matrix(names, args)))
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=no", "-n", str(args.workers),
-               f"--rootdir={folder}", f"--compile-matrix={file}", "--compile-timeout=3000",
+               f"--rootdir={folder}", f"--compile-matrix={file}", f"--compile-timeout={args.limit}",
                f"--compile-workers-per-gpu={args.workers}", "--json-report", f"--json-report-file={report}"]
     wall, text = timed(command, args, cache, folder)
     if not report.exists():
@@ -229,6 +229,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 6, 10])
     parser.add_argument("--states", nargs="+", choices=("cold", "warm"), default=["cold", "warm"])
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="the plain loop beside it")
+    parser.add_argument("--limit", type=int, default=3000, metavar="SECONDS", help="a cell that takes longer is stopped")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", default="", metavar="MODEL")
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)

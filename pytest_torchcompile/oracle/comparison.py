@@ -66,7 +66,7 @@ def compare(
             when there are any, so that an exact run pays nothing.
         limits: Decide when more noise is drawn before a leaf is left looking wrong.
         without: Names of values that are not compared.
-        judged: What an earlier comparison has found of the same numbers, by name. Taken where it is no problem.
+        judged: What an earlier comparison has found of the same numbers, by name: it is found again.
 
     Returns:
         One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing
@@ -138,6 +138,8 @@ class _Judge:
         self._twin: dict[str, tuple[str, Item]] | None = None
         # Of the leaves that are not equal bit for bit.
         self._measured: dict[str, _Values] = {}
+        # Of those that an earlier comparison has judged.
+        self._known: set[str] = set()
         # Of those whose first measure settles them.
         self._settled: set[str] = set()
         # Of those that no measure without draws can settle: they are measured once there are some.
@@ -146,14 +148,14 @@ class _Judge:
     def first_leaf(self, values: _Values, judged: Leaf | None = None) -> Leaf:
         """Judge a value by the draws that there are: none at first, then by eager's own error.
 
-        ``judged``: what is known of it. Where that is a problem it may have passed among more leaves than these.
+        ``judged``: what is known of it.
         """
         leaf = _without_reference(values)
         if leaf is not None:
             return leaf
         self._measured[values.name] = values
-        if judged is not None and problem(judged, self._limits) is None:
-            self._settled.add(values.name)
+        if judged is not None:
+            self._known.add(values.name)
             return judged
         if isinstance(values.eager, torch.Tensor):
             settled = settle_by_eager(new_leaf(values.name, values.kind, values.eager), values.eager,
@@ -204,7 +206,7 @@ class _Judge:
         for place, leaf in enumerate(leaves):
             values = self._measured.get(leaf.name)
             # Another kind is about a property of a value of this name.
-            if values is not None and values.kind == leaf.kind:
+            if values is not None and values.kind == leaf.kind and leaf.name not in self._known:
                 places[leaf.name] = place
         # Eager's own error has decided about those that are settled: no draw can say more.
         wanting = [*self._waiting]

@@ -42,13 +42,15 @@ class Basis:
     batch: Any
     judged: Mapping[str, Leaf] = field(default_factory=dict)
     """As for ``compare``."""
+    without: frozenset[str] = frozenset()
+    """As for ``compare``; the recordings and the model decide it."""
 
 
 def compare_known(known: KnownComparisons | None, eager: Recording, compiled: Recording,
                   expected: Callable[[], Reference], basis: Basis) -> list[Leaf]:
     """Compare two recordings, unless an earlier run has compared the very same; ``known`` None: in any case."""
     if known is None:
-        return compare(eager, compiled, expected, judged=basis.judged)
+        return compare(eager, compiled, expected, judged=basis.judged, without=basis.without)
     return known.compare(eager, compiled, expected, basis)
 
 
@@ -78,7 +80,7 @@ class KnownComparisons:
             digest.take([pairs, structure])
             digest.take([leaf.to_dict() for leaf in basis.judged.values()])
         except Undigestible:
-            return compare(eager, compiled, expected, judged=basis.judged)
+            return compare(eager, compiled, expected, judged=basis.judged, without=basis.without)
         key = digest.hexdigest()
         kept = self._kept.get(key)
         # The float64 run is made where the comparison had asked for it: a model may do something else in float64.
@@ -91,7 +93,7 @@ class KnownComparisons:
             asked[:] = [expected()]
             return asked[0]
 
-        leaves = compare(eager, compiled, expected_and_noted, judged=basis.judged)
+        leaves = compare(eager, compiled, expected_and_noted, judged=basis.judged, without=basis.without)
         plain = [leaf.to_dict() for leaf in leaves]
         known = _digest_of(asked[0]) if asked else ""
         # What can't be written down exactly is not kept.

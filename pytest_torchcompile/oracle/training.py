@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,8 +31,8 @@ from pytest_torchcompile.oracle.recording import (
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.state.value_leaves import dense_form, leaves_of, same_bits
 
-__all__ = ["FirstCall", "Training", "default_loss", "learning_rate", "left_out", "loss_of", "no_loss", "rename_leaves",
-           "steps_of"]
+__all__ = ["Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of", "no_loss",
+           "parameters_told_by_gradients", "rename_leaves", "steps_of"]
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
@@ -238,6 +238,11 @@ def _copy_kept_gradients(tensors: Iterable[torch.Tensor]) -> None:
             tensor.grad = tensor.grad.clone()
 
 
+def first_step(name: str) -> str:
+    """How a leaf of a call is called in a training that begins with it."""
+    return f"{_step_name(0)}: {name}"
+
+
 def _step_name(number: int, replica: int = 0) -> str:
     """The keyword of a batch, and the path of its tensors in a report. Numbers begin with 0, names with 1."""
     if replica == 0:
@@ -297,52 +302,36 @@ def no_loss(output: Any, value: Any) -> torch.Tensor:
     return torch.zeros(())
 
 
-@dataclass(frozen=True, eq=False)
-class _DrawnLeaf:
-    """A leaf that noise was drawn for, and the two tensors that it is about."""
+def parameters_told_by_gradients(
+    recordings: Iterable[Recording], model: torch.nn.Module, rate: float
+) -> frozenset[str]:
+    """Of recordings of a training: names of leaves of parameters that say no more than the gradients of the steps do.
 
-    leaf: Leaf
-    eager: torch.Tensor
-    compiled: torch.Tensor
-
-    def is_about(self, eager: Any, compiled: Any) -> bool:
-        """Whether two values are the same two, bit by bit."""
-        if not (isinstance(eager, torch.Tensor) and isinstance(compiled, torch.Tensor)):
-            return False
-        return same_bits(self.eager, eager) and same_bits(self.compiled, compiled)
+    ``model`` holds the parameters from before the steps. Those are moved by the gradients, as the steps have done it:
+    where that gives a leaf bit by bit, it can only be wrong if a gradient is. A call that writes to a parameter itself
+    has more to tell.
+    """
+    told = [_told_by_gradients(recording, model, rate) for recording in recordings]
+    return frozenset(set.intersection(*told))
 
 
-class FirstCall:
-    """What noise was drawn for in the first call. The first step of a training computes all of it once more."""
-
-    def __init__(self, eager: Recording, compiled: Recording, leaves: Iterable[Leaf]) -> None:
-        """Keep the tensors of ``leaves``, which came of comparing the two recordings, where noise was drawn.
-
-        Of a call that raised nothing is kept: then the training begins with another one.
-        """
-        kinds = {name: kind for name, kind, _ in eager.values()}
-        mine, theirs = eager.values_by_name(), compiled.values_by_name()
-        self._drawn: list[_DrawnLeaf] = []
-        for leaf in leaves:
-            one, other = mine.get(leaf.name), theirs.get(leaf.name)
-            # One draw is eager's own error. A leaf of another kind is about something else than the value.
-            if leaf.draws <= 1 or leaf.kind != kinds.get(leaf.name):
-                continue
-            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-                self._drawn.append(_DrawnLeaf(leaf, one, other))
-
-    def judged_leaves(self, eager: Recording, compiled: Recording) -> dict[str, Leaf]:
-        """Of a training, by name: leaves of its first step that are the same as in the call on both sides, bit by bit.
-
-        Draws would say of them what they have said of the call.
-        """
-        mine, theirs = eager.values_by_name(), compiled.values_by_name()
-        judged = {}
-        for drawn in self._drawn:
-            name = f"{_step_name(0)}: {drawn.leaf.name}"
-            if drawn.is_about(mine.get(name), theirs.get(name)):
-                judged[name] = replace(drawn.leaf, name=name)
-        return judged
+def _told_by_gradients(recording: Recording, model: torch.nn.Module, rate: float) -> set[str]:
+    gradients: dict[str, list[torch.Tensor]] = {}
+    for name, _, value in recording.values():
+        if isinstance(value, torch.Tensor):
+            gradients.setdefault(parameter_moved_by(name), []).append(value)
+    told = set()
+    for name, parameter in model.named_parameters():
+        leaf = f"{name}{_AFTER_CALL}"
+        if leaf not in recording.mutated:
+            continue
+        moved = detached_copy(parameter)
+        for gradient in gradients.get(name, []):
+            if gradient.shape == moved.shape:
+                moved.add_(gradient, alpha=-rate)
+        if same_bits(moved, recording.mutated[leaf]):
+            told.add(leaf)
+    return told
 
 
 def rename_leaves(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:

@@ -32,6 +32,7 @@ from pytest_torchcompile.oracle.calls import (
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference, memory_behind
 from pytest_torchcompile.oracle.held import held_leaves
+from pytest_torchcompile.oracle.judged_calls import JudgedCalls
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.properties import has_drawn, labels_with_other_draws
 from pytest_torchcompile.oracle.recorder import record
@@ -40,10 +41,10 @@ from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import (
-    FirstCall,
     Training,
     learning_rate,
     no_loss,
+    parameters_told_by_gradients,
     rename_leaves,
     steps_of,
 )
@@ -121,8 +122,7 @@ class Trial:
         self.side: Side | None = None
         # Settings of torch that the model changes, eagerly too; they were put back.
         self.leaks: list[str] = []
-        # Kept where a training follows, whose first step it is.
-        self._first_call: FirstCall | None = None
+        self._judged = JudgedCalls()
         self.rate, self.draws = 0.0, False  # of the training, 0: nothing to train; does the model draw random numbers?
         # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
         # of a call is a copy, and outputs that somebody holds are not looked at again.
@@ -241,23 +241,26 @@ class Trial:
         if done.one_process is not None:
             one_process = done.one_process.without(spread.names_elsewhere)
             self.leaves += self._beside_one_process(call.label, one_process, done.recording, expected)
-        leaves = self._compare(done.recording, compiled, expected, (call.index, call.other), call.batch_of_all)
-        if self.steps > 1 and len(self.passed) == 1:
-            self._first_call = FirstCall(done.recording, compiled, leaves)
+        key = (call.index, call.other)
+        judged = self._judged.leaves_of(key, done.recording, compiled)
+        leaves = self._compare(done.recording, compiled, expected, key, call.batch_of_all, judged)
+        # Other values come once.
+        if call.other is None and not self._judged.knows(key):
+            self._judged.keep(key, done.recording, compiled, leaves)
         self.leaves += [(call.label, leaf) for leaf in leaves]
 
     def _compare(self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], key: Hashable,
-                 batch: Batch, judged: Mapping[str, Leaf] | None = None) -> list[Leaf]:
+                 batch: Batch, judged: Mapping[str, Leaf], without: frozenset[str] = frozenset()) -> list[Leaf]:
         """Compare two recordings, unless one process has compared the very same before. ``key``: of their tape.
 
-        ``judged``: as for ``compare``.
+        ``judged`` and ``without``: as for ``compare``.
         """
         if self.options.known is None or self._one_process is not None:
-            return compare(eager, compiled, expected, judged=judged)
+            return compare(eager, compiled, expected, judged=judged, without=without)
         from pytest_torchcompile.oracle.known_comparisons import Basis, compare_known
 
-        return compare_known(self.options.known, eager, compiled, expected,
-                             Basis(repr(key), self.texts, self.pristine, self.tapes[key], batch.value, judged or {}))
+        basis = Basis(repr(key), self.texts, self.pristine, self.tapes[key], batch.value, judged, without)
+        return compare_known(self.options.known, eager, compiled, expected, basis)
 
     @staticmethod
     def _beside_one_process(label: str, one_process: Recording, ranks: Recording,
@@ -358,12 +361,9 @@ class Trial:
         if one_process is not None:
             for about, leaf in self._beside_one_process(plan.label, one_process, eager, expected):
                 self.trained += [(about, leaf) for leaf in rename_leaves([leaf], self.steps)]
-        judged: dict[str, Leaf] = {}
-        if self._first_call is not None:
-            judged = self._first_call.judged_leaves(eager, compiled)
-            # Its tensors may be large, and nobody else asks for them.
-            self._first_call = None
-        leaves = self._compare(eager, compiled, expected, plan.label, all_replicas, judged)
+        judged = self._judged.leaves_of_first_step(plan.calls[0].index, eager, compiled)
+        without = parameters_told_by_gradients((eager, compiled), self.pristine, self.rate)
+        leaves = self._compare(eager, compiled, expected, plan.label, all_replicas, judged, without)
         self.trained += [(plan.label, leaf) for leaf in rename_leaves(leaves, self.steps)]
 
     def _training_reference(self, batch: Batch, plan: _PlannedTraining) -> Reference:

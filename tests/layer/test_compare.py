@@ -232,7 +232,8 @@ def test_training_steps():
     assert found(third_backward) == {}
     kinds = found(third_backward, steps=3)
     assert all(where.startswith(("step 2", "step 3")) for where in kinds["gradient"])
-    assert "up.weight after 3 steps" in kinds["mutation"]
+    # The weights say what the gradients have said.
+    assert "mutation" not in kinds
     assert found("aot_eager", steps=3) == {}
 
 

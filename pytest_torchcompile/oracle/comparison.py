@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-
-from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS
-from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
-from pytest_torchcompile.oracle.judging import (
-    excused_difference,
-    judge_beside_orders,
-    judge_values,
-    limits_without_draws,
-    new_leaf,
-)
-from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
-from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.leaf_judge import LeafJudge, LeafValues
+from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
 from pytest_torchcompile.oracle.properties import (
     ABSENT,
     compare_errors,
     compare_items,
     compare_properties,
     compare_zero_signs,
-    equal_objects,
     has_other_draws,
-    plain_value,
 )
 from pytest_torchcompile.oracle.recording import Item, Recording
-from pytest_torchcompile.oracle.reference_runs import FEW
-from pytest_torchcompile.oracle.settling import settle_by_eager
-from pytest_torchcompile.state.value_leaves import same_bits
 
 __all__ = ["compare"]
-
-_WAVERS = (
-    "two eager runs from one state and seed differ by more than rounding, "
-    "so nothing can be said about the compiled one"
-)
-
-# Fewer leaves do not tell what most do.
-_MANY = 16
-# Share of a leaf's elements: of an embedding only the rows of words that occur are off.
-_OFF_AT_LEAST = 1 / 8
 
 
 def compare(
@@ -75,7 +49,7 @@ def compare(
     """
     if eager.error is not None or compiled.error is not None:
         return [compare_errors(eager, compiled)]
-    judge = _Judge(reference, limits or Limits(), eager)
+    judge = LeafJudge(reference, limits or Limits(), eager)
     judged = judged or {}
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
@@ -102,8 +76,8 @@ class _Pair:
     compiled: Item
 
     @property
-    def values(self) -> _Values:
-        return _Values(self.name, self.kind, self.eager.value, self.compiled.value)
+    def values(self) -> LeafValues:
+        return LeafValues(self.name, self.kind, self.eager.value, self.compiled.value)
 
     def compare_with_twin(self, twin: Recording) -> Iterable[Leaf]:
         """What differs between eager and a second eager run."""
@@ -111,277 +85,6 @@ class _Pair:
         if item is None:
             return []
         return compare_items(self.name, self.kind, self.eager, item)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """The two values of a leaf."""
-
-    name: str
-    kind: str
-    eager: Any
-    compiled: Any
-
-
-class _Judge:
-    """Judges values: bitwise, then by the reference, then by more draws, then beside a second eager run."""
-
-    def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits, eager: Recording) -> None:
-        self._source, self._limits = reference, limits
-        self._eager = eager
-        self._gradient_size: float | None = None
-        self._gradient_count: int | None = None
-        # What a leaf must hold that no noise is drawn for.
-        self._without_draws = limits_without_draws(limits)
-        # Whether the two have drawn other random numbers: no noise makes values alike that are far off for that.
-        self.other_draws = False
-        self._twin: dict[str, tuple[str, Item]] | None = None
-        # Of the leaves that are not equal bit for bit.
-        self._measured: dict[str, _Values] = {}
-        # Of those that an earlier comparison has judged.
-        self._known: set[str] = set()
-        # Of those whose first measure settles them.
-        self._settled: set[str] = set()
-        # Of those that no measure without draws can settle: they are measured once there are some.
-        self._waiting: set[str] = set()
-
-    def first_leaf(self, values: _Values, judged: Leaf | None = None) -> Leaf:
-        """Judge a value by the draws that there are: none at first, then by eager's own error.
-
-        ``judged``: what is known of it.
-        """
-        leaf = _without_reference(values)
-        if leaf is not None:
-            return leaf
-        self._measured[values.name] = values
-        if judged is not None:
-            self._known.add(values.name)
-            return judged
-        if isinstance(values.eager, torch.Tensor):
-            settled = settle_by_eager(new_leaf(values.name, values.kind, values.eager), values.eager,
-                                      values.compiled.to(values.eager.dtype), self._reference(), self._limits,
-                                      self._without_draws)
-            if settled is not None:
-                self._settled.add(values.name)
-                return settled
-            if self._is_far(values):
-                return self._far_leaf(values, values.eager)
-        return self._measure(values)
-
-    def _far_leaf(self, values: _Values, eager: torch.Tensor) -> Leaf:
-        """Of a value that eager is far from: undecided at once where it is zero but for rounding, else it waits.
-
-        Then eager has nothing but its error there, and that is noise: no more than rounding the largest gradient
-        leaves. The gradient of a key's bias is such a leaf in most transformers, and often the only one to want a draw.
-        """
-        estimate = self._reference().estimates[values.name]
-        sizes = estimate.sizes_beside(eager)
-        if values.kind == "gradient" and sizes is not None:
-            expected, own = sizes
-            rounding = ROUNDINGS * unit_of(eager.dtype) * self._largest_gradient()
-            if expected <= CANCELLED * own and own <= rounding:
-                leaf = self._measure(values)
-                if not leaf.decided and problem(leaf, self._without_draws) is None:
-                    self._settled.add(values.name)
-                    return leaf
-        self._waiting.add(values.name)
-        return new_leaf(values.name, values.kind, eager)
-
-    def _largest_gradient(self) -> float:
-        """The largest root mean square of any gradient of eager's."""
-        if self._gradient_size is None:
-            squares = [0.0]
-            # Those of a training are among its outputs.
-            for _, kind, value in self._eager.values():
-                if kind != "gradient" or not isinstance(value, torch.Tensor):
-                    continue
-                if value.is_floating_point() and value.numel():
-                    squares.append(float(value.float().square().mean()))
-            self._gradient_size = max(squares) ** 0.5
-        return self._gradient_size
-
-    def decide(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Draw noise for the leaves that are still suspicious, until none is, or all draws are made."""
-        places = {}
-        for place, leaf in enumerate(leaves):
-            values = self._measured.get(leaf.name)
-            # Another kind is about a property of a value of this name.
-            if values is not None and values.kind == leaf.kind and leaf.name not in self._known:
-                places[leaf.name] = place
-        # Eager's own error has decided about those that are settled: no draw can say more.
-        wanting = [*self._waiting]
-        wanting += self._wanting([leaves[place] for name, place in places.items() if name not in self._waiting])
-        while wanting and self._reference().more(wanting):
-            for name in wanting:
-                leaves[places[name]] = self._measure(self._measured[name])
-                self._waiting.discard(name)
-            wanting = self._wanting([leaves[place] for place in places.values()], wanting)
-        for name in self._waiting:
-            leaves[places[name]] = self._measure(self._measured[name])
-        eps = max((torch.finfo(tensor.dtype).eps for _, tensor in self._numbers()), default=0.0)
-        for name, place in places.items():
-            if self._needs_second_run(leaves[place]) and self._wavers(self._measured[name]):
-                leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
-            else:
-                leaves[place] = self._with_excuse(leaves[place], self._measured[name], eps)
-        return leaves
-
-    def _numbers(self) -> list[tuple[str, torch.Tensor]]:
-        """Eager's floating and complex tensors that are not equal bit for bit, with their kinds."""
-        pairs = [(values.kind, values.eager) for values in self._measured.values()]
-        tensors = [(kind, value) for kind, value in pairs if isinstance(value, torch.Tensor)]
-        return [(kind, tensor) for kind, tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-
-    def _problem(self, leaf: Leaf, limits: Limits) -> str | None:
-        """What is wrong with a leaf. A verdict on gradients looks at all of them together, so no draw is wanted of a
-        worst element that will pass there."""
-        if leaf.kind != "gradient":
-            return problem(leaf, limits)
-        if self._gradient_count is None:
-            self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
-        return problem(leaf, replace(limits, looks=max(limits.looks, self._gradient_count)))
-
-    def _with_excuse(self, leaf: Leaf, values: _Values, eps: float) -> Leaf:
-        """The leaf with the difference that it is excused, if there is one worth telling."""
-        if not leaf.numerical or not isinstance(values.eager, torch.Tensor):
-            return leaf
-        compiled = values.compiled.to(values.eager.dtype)
-        if self._problem(leaf, self._limits) is not None:
-            if leaf.message:
-                return leaf
-            return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
-        if not leaf.decided:
-            return leaf
-        return replace(leaf, excused=excused_difference(values.eager, compiled, eps))
-
-    def _wavering_leaf(self, leaf: Leaf, values: _Values) -> Leaf:
-        """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
-        runs = [values.eager]
-        for twin in self._reference().twins():
-            item = twin.item_named(leaf.name)
-            if item is not None:
-                runs.append(item.value)
-        far = distance_from_runs(values.compiled, runs)
-        if far <= FAR:
-            return replace(leaf, kind="nondeterministic", message=_WAVERS)
-        text = f"is {far:.3g} times as far from the nearest of {len(runs)} eager runs as these are apart"
-        return replace(leaf, message=f"{text} (limit {FAR:g}; eager does not repeat itself)")
-
-    def excuse_wavering(self, leaves: list[Leaf], with_twin: Callable[[Recording], Iterable[Leaf]]) -> list[Leaf]:
-        """Leaves about properties, where ``with_twin`` compares eager with a second eager run: what differs there too
-        is nobody's fault but the model's."""
-        if not any(problem(leaf, self._limits) for leaf in leaves):
-            return leaves
-        wavering = set()
-        for leaf in with_twin(self._reference().twin()):
-            # Without a message the two eager runs agree there.
-            if leaf.message:
-                wavering.add((leaf.name, leaf.kind))
-        excused = []
-        for leaf in leaves:
-            if (leaf.name, leaf.kind) in wavering:
-                leaf = replace(leaf, kind="nondeterministic", message=_WAVERS)
-            excused.append(leaf)
-        return excused
-
-    def _wanting(self, leaves: list[Leaf], names: Collection[str] | None = None) -> list[str]:
-        """Of some of all measured leaves, or of all, those of which more draws may say something else.
-
-        They say nothing of what other random numbers have set apart: of a leaf that is far off after a draw; and where
-        most are off, of each that is off after a few, far or not. Noise may be too wide for far.
-        """
-        chosen = [leaf for leaf in leaves if leaf.name not in self._settled and (names is None or leaf.name in names)]
-        wanting = [leaf for leaf in chosen if self._is_suspicious(leaf)]
-        if self.other_draws:
-            # Eager's own error is the first draw.
-            wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not leaf.far_off]
-            if 2 * sum(leaf.wrong > 1 / 2 for leaf in leaves) > max(len(leaves), _MANY):
-                wanting = [leaf for leaf in wanting if leaf.draws <= FEW or leaf.wrong < _OFF_AT_LEAST]
-        return [leaf.name for leaf in wanting]
-
-    def _is_suspicious(self, leaf: Leaf) -> bool:
-        """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
-        estimate = self._reference().estimates.get(leaf.name)
-        if self._problem(leaf, self._limits) is not None:
-            return True
-        if estimate is None or estimate.offered >= FEW:
-            return False
-        if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
-            return True
-        undecided = bool(leaf.undecidable) or not (leaf.decided or leaf.drowned)
-        return undecided or not (estimate.offered or eager_is_near(self._measured[leaf.name].eager, estimate))
-
-    def _is_far(self, values: _Values) -> bool:
-        """Whether nothing is drawn yet, and eager's error can be no measure: it is too far from what is expected, or
-        other random numbers set the two apart."""
-        estimate = self._reference().estimates.get(values.name)
-        if estimate is None or estimate.offered:
-            return False
-        return self.other_draws or not eager_is_near(values.eager, estimate)
-
-    def _reference(self) -> Reference:
-        if not isinstance(self._source, Reference):
-            self._source = self._source()
-        return self._source
-
-    def _measure(self, values: _Values) -> Leaf:
-        return self._measure_against(self._reference(), values)
-
-    def _measure_against(self, reference: Reference, values: _Values) -> Leaf:
-        return judge_values(values.name, values.kind, values.eager, values.compiled, reference, self._limits)
-
-    def _needs_second_run(self, leaf: Leaf) -> bool:
-        """Whether to ask a second eager run: noise may excuse this leaf only because eager does not repeat itself.
-
-        Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
-        no element by much. A leaf that is zero but for noise is undecided as it is.
-        """
-        if leaf.name in self._settled:
-            return False
-        estimate = self._reference().estimates.get(leaf.name)
-        if self._problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
-            return True
-        if not estimate.offered:
-            # It was measured by eager's own error, and that was small enough for it.
-            return not estimate.continuous
-        return not estimate.is_steady and not estimate.is_cancelled
-
-    def _wavers(self, values: _Values) -> bool:
-        """Whether a second eager run differs by more than rounding.
-
-        Where it does the noise draws waver too and would excuse anything. A difference that another order of
-        summation has amplified is none: the float64 run repeats.
-        """
-        if self._twin is None:
-            self._twin = self._reference().twin().items_by_name()
-        _, again = self._twin.get(values.name, ("", Item(ABSENT)))
-        if any(True for _ in compare_items(values.name, values.kind, Item(values.eager), Item(again.value))):
-            return not self._reference().repeats(values.name)
-        beside_twin = replace(values, compiled=again.value)
-        if _without_reference(beside_twin) is not None:
-            return False
-        eager = values.eager
-        if isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex()):
-            leaf = self._measure(beside_twin)
-        else:
-            # by a scale made from the dtype, not by draws
-            leaf = self._measure_against(Reference(Recording()), beside_twin)
-        return problem(leaf, self._limits) is not None and not self._reference().repeats(values.name)
-
-
-def _without_reference(values: _Values) -> Leaf | None:
-    """The leaf of what is equal, or different and no number; None for what has to be measured."""
-    name, kind, eager, compiled = values.name, values.kind, values.eager, values.compiled
-    if isinstance(eager, torch.Tensor):
-        if same_bits(eager, compiled.to(eager.dtype)):
-            return replace(new_leaf(name, kind, eager), bitwise=True)
-        return None
-    if equal_objects(eager, compiled):
-        return Leaf(name, kind, numel=0 if eager is None else 1, bitwise=True)
-    if isinstance(eager, (float, complex)):
-        return None
-    one, other = plain_value(eager), plain_value(compiled)
-    return Leaf(name, kind, eager=one, compiled=other, message=f"is {one} in eager, {other} compiled")
 
 
 def _pair_items(eager: Recording, compiled: Recording) -> list[_Pair]:

@@ -16,6 +16,7 @@ from pytest_torchcompile.oracle.noise_levels import (
     Levels,
     Noise,
     Projections,
+    levels_of,
     read_numbers,
     root_sum_square,
     sample_elements,
@@ -23,7 +24,7 @@ from pytest_torchcompile.oracle.noise_levels import (
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = [
-    "CANCELLED", "ROUNDINGS", "SEEN", "Estimate", "Scale", "as_real", "finite_values", "levels_from_eager",
+    "CANCELLED", "ROUNDINGS", "SEEN", "Estimate", "Scale", "as_real", "finite_values", "piece_size",
     "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "split_pieces",
 ]
 
@@ -139,9 +140,7 @@ class Estimate:
     def is_steady(self) -> bool:
         """Whether no draw moves any element by more than a 256th of the leaf's usual size: no chance is in it but
         rounding. Of a single draw a 4,096th is asked for."""
-        size = self._usual_size()
-        share = _STEADY_ONCE if self.draws == 1 else _STEADY
-        return self.reach is not None and size > 0 and float(self.reach.amax()) <= share * size
+        return self.reach is not None and self._is_steady_at(self._usual_size(), float(self.reach.amax()))
 
     @property
     def is_cancelled(self) -> bool:
@@ -149,8 +148,15 @@ class Estimate:
 
         Random numbers that nobody replays are as large in one run as in another.
         """
-        size = self._usual_size()
-        return self.reach is not None and size <= CANCELLED * float(self.reach.amax())
+        return self.reach is not None and self._usual_size() <= CANCELLED * float(self.reach.amax())
+
+    def is_calm_at(self, size: float, farthest: float) -> bool:
+        """Whether :attr:`is_steady` or :attr:`is_cancelled`, by the usual size and the largest deviation."""
+        return self._is_steady_at(size, farthest) or size <= CANCELLED * farthest
+
+    def _is_steady_at(self, size: float, farthest: float) -> bool:
+        share = _STEADY_ONCE if self.draws == 1 else _STEADY
+        return size > 0 and farthest <= share * size
 
     def sizes_beside(self, eager: torch.Tensor) -> tuple[float, float] | None:
         """The usual sizes of what is expected and of eager's values; None where these are no two of a kind."""
@@ -208,7 +214,7 @@ class Estimate:
                 held = torch.float64
             self.reach = torch.zeros_like(self.spread, dtype=held)
             exact = sample_elements(self.value)
-            self.levels = Levels(finite_values(exact), finite_values(sample_elements(value) - exact) * share)
+            self.levels = levels_of(finite_values(exact), finite_values(sample_elements(value) - exact) * share)
         projections = Projections(self.levels)
         start = 0
         for spread, reach, exact, drawn in split_pieces(self.spread, self.reach, self.value, value):
@@ -268,9 +274,14 @@ def finite_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def piece_size(device: torch.device) -> int:
+    """How many elements are looked at in one go."""
+    return _PIECES.get(device.type, _PIECE)
+
+
 def split_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """The same stretch of every tensor, flattened, so many elements at a time that memory stays bounded."""
-    size = _PIECES.get(tensors[0].device.type, _PIECE)
+    size = piece_size(tensors[0].device)
     yield from zip(*(torch.split(t.reshape(-1), size) for t in tensors), strict=True)
 
 
@@ -343,7 +354,7 @@ def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate
     exact, few = sample_elements(estimate.value), [sample_elements(estimate.spread).double()]
     if with_eager:
         few.append(finite_values(sample_elements(eager).double() - exact))
-    levels = Levels(finite_values(exact), root_sum_square(*few).mul_(draws**-0.5))
+    levels = levels_of(finite_values(exact), root_sum_square(*few).mul_(draws**-0.5))
     eager_draw = eager if with_eager else estimate.value
     return Scale(estimate.value, dtype, draws, estimate.spread, estimate.reach, eager_draw, levels, estimate.levels,
                  noise)
@@ -351,19 +362,14 @@ def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate
 
 def scale_from_eager(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate) -> Scale:
     """The scale that eager's own error gives, the one draw that costs nothing."""
-    levels = levels_from_eager(eager, estimate)
+    exact = sample_elements(estimate.value)
+    levels = levels_of(finite_values(exact), finite_values(sample_elements(eager).double() - exact))
     noise, own = Noise(), Projections(levels)
     for mine, value in split_pieces(eager, estimate.value):
         own.add(finite_values(mine.double() - value), finite_values(value.double()))
     noise.add(own)
     nothing = torch.zeros((), device=eager.device).expand(eager.numel())
     return Scale(estimate.value, dtype, 1, nothing, nothing, eager, levels, levels, noise)
-
-
-def levels_from_eager(eager: torch.Tensor, estimate: Estimate) -> Levels:
-    """The usual size of eager's own error by magnitude."""
-    exact = sample_elements(estimate.value)
-    return Levels(finite_values(exact), finite_values(sample_elements(eager).double() - exact))
 
 
 def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit: float = 0.0) -> Scale:
@@ -382,7 +388,7 @@ def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | N
     usual = 0.0
     if bool((sizes > 0).any()):
         usual = float(sizes[sizes > 0].median())
-    levels = Levels(wide, torch.full_like(wide, relative * usual).clamp_(min=relative * sizes))
+    levels = levels_of(wide, torch.full_like(wide, relative * usual).clamp_(min=relative * sizes))
     noise = Noise()
     nothing = torch.zeros((), device=eager.device).expand(eager.numel())
     offset = Projections(levels)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -88,7 +88,9 @@ def _digests_of(names: Iterable[str], eager: Recording, compiled: Recording) -> 
     paired, sums = [], []
     for name in names:
         one, other = mine.get(name), theirs.get(name)
-        if _is_alike(one, other):
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            continue
+        if one.shape == other.shape and one.dtype == other.dtype and one.device == other.device:
             paired.append(name)
             sums += _sums_of_bits(one, other)
     if not paired:
@@ -96,13 +98,6 @@ def _digests_of(names: Iterable[str], eager: Recording, compiled: Recording) -> 
     # Gradients come last, and are on the GPU if there is one.
     read: list[int] = torch.stack([each.to(sums[-1].device) for each in sums]).tolist()
     return dict(zip(paired, zip(read[::2], read[1::2], strict=True), strict=True))
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    """Whether the two are tensors of one shape, dtype and device."""
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-        return False
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
 def _sums_of_bits(*tensors: torch.Tensor) -> list[torch.Tensor]:

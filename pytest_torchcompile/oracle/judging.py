@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, sqrt
 from typing import Any, Final
@@ -26,16 +27,16 @@ from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.state.value_leaves import computable
 
-__all__ = ["BIAS_FLOOR", "excused_difference", "grain_of", "judge_beside_orders", "judge_numbers", "judge_values",
-           "limits_without_draws", "new_leaf", "with_values"]
+__all__ = ["ASIDE", "BIAS_FLOOR", "excused_difference", "grain_of", "index_of", "judge_beside_orders", "judge_numbers",
+           "judge_values", "limits_without_draws", "new_leaf", "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
 # Eager this many noise scales off the reference: not the same program (the worst of 13 models had 2.5).
 _UNFIT = 32.0
-# From so many on it is no chance any more: something rounds in eager that nobody knows, such as a plain number that is
-# given to an operator. HF's mobilenet_v2 has a batch norm with a momentum of 0.997, which float32 does not hold.
-_ASIDE = 2.0
+ASIDE: Final = 2.0
+"""From so many on it is no chance any more: something rounds in eager that nobody knows, such as a plain number that is
+given to an operator. HF's mobilenet_v2 has a batch norm with a momentum of 0.997, which float32 does not hold."""
 # Times what the worst of a few orders of summation is off: compiled code may have yet another one.
 _OTHER_ORDERS: Final = 2.0
 # Share of the limit of ``bias`` that is left to the elements that are not off. The ones that were shifted the most have
@@ -101,7 +102,7 @@ def judge_numbers(
         # Eager itself is far from the reference. If its error counted as noise anything would pass.
         scale = scale_from_draws(e, dtype, estimate, with_eager=False)
     from_reference = _measure_error(leaf, e, c, scale, limits, estimate)
-    if mine <= _ASIDE**2 * usual or problem(from_reference, limits) is None:
+    if mine <= ASIDE**2 * usual or problem(from_reference, limits) is None:
         return from_reference
     # Where eager is off by more than noise, so may compiled code be: it has to be near one of the two.
     alone = scale_from_draws(e, dtype, estimate, with_eager=False)
@@ -325,13 +326,19 @@ def _compare_not_finite(
 
 def with_values(leaf: Leaf, flat: int, e: torch.Tensor, c: torch.Tensor, expected: torch.Tensor) -> Leaf:
     """The leaf with the values at a place that is counted over all elements."""
-    index: tuple[int, ...] = ()
-    for size in reversed(e.shape):
-        index = (flat % size, *index)
-        flat //= size
+    index = index_of(flat, e.shape)
     values = [tensor[index] for tensor in (e, c, expected)]
     if all(value.is_floating_point() for value in values):
         eager, compiled, truth = read_numbers(*values)
     else:
         eager, compiled, truth = (value.item() for value in values)
     return replace(leaf, index=index, eager=eager, compiled=compiled, expected=truth)
+
+
+def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of an element by its place, which is counted over all."""
+    index: tuple[int, ...] = ()
+    for size in reversed(shape):
+        index = (flat % size, *index)
+        flat //= size
+    return index

@@ -5,11 +5,12 @@ whole and how much of it points one way.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-__all__ = ["Levels", "Noise", "Projections", "read_numbers", "root_sum_square", "sample_elements"]
+__all__ = ["Levels", "Noise", "Projections", "levels_of", "levels_of_rows", "read_numbers", "root_sum_square",
+           "sample_elements", "sample_rows"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
@@ -22,6 +23,7 @@ _ENDLESS = 0x7FF
 _LEAST = 16
 
 
+@dataclass(frozen=True)
 class Levels:
     """The lower median of the noise in each bin of magnitude, of the elements that have any.
 
@@ -30,43 +32,24 @@ class Levels:
     their noise, and a median doesn't care about the few that don't.
     """
 
-    def __init__(self, value: torch.Tensor, noise: torch.Tensor) -> None:
-        """Take a :func:`sample_elements` of a leaf (finite) and the noise of those elements."""
-        magnitude, loudness = _exponents(value), _exponents(noise)
-        # Noise without an end says nothing of the other elements, and has no middle.
-        loudness.masked_fill_(loudness == _ENDLESS, 0)
-        is_still = loudness == 0
-        quietest_of_all = loudness.masked_fill(is_still, _ENDLESS).amin()
-        self._top, loudest, quietest = map(int, read_numbers(magnitude.amax(), loudness.amax(), quietest_of_all))
-        # The level of each bin, on the CPU and where the leaf is.
-        self._levels: torch.Tensor | None = None
-        self._table: torch.Tensor | None = None
-        if loudest:
-            # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an
-            # element of 1e30 the noise of all others would else be as large as the last bin's.
-            bins = loudest - quietest + 1
-            # One more column than bins of noise, the last: elements that no draw has moved.
-            columns = (loudest - loudness).masked_fill_(is_still, bins)
-            cells = self._bins_of(magnitude) * (bins + 1) + columns
-            counts = torch.bincount(cells, minlength=_BINS * (bins + 1))
-            medians = _row_medians(counts.view(_BINS, bins + 1).cpu())
-            # The middle of a bin: half an exponent above its lower end.
-            levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
-            self._levels = torch.tensor(levels, dtype=torch.float64)
-            self._table = self._levels.to(value.device)
-        # The lower median of the magnitudes that are not zero, and the usual noise of a value over its size.
-        self.typical = self.relative = 0.0
-        sizes = value.abs()
-        median = sizes.masked_fill(sizes == 0, math.nan).nanmedian()
-        typical, usual_noise = read_numbers(median, self.of(median.double()))
-        if not math.isnan(typical):
-            self.typical, self.relative = typical, usual_noise / typical
+    top: int
+    """The exponent of the largest magnitude, as ``_exponents`` gives it."""
+    by_bin: torch.Tensor | None
+    """For each bin, in float64 and on the CPU; None where nothing of the leaf has noise."""
+    typical: float
+    """The lower median of the magnitudes that are not zero; 0 where all are."""
+    relative: float
+    """The usual noise of a value over its size."""
+    _copies: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+    """``by_bin`` on other devices."""
 
     def of(self, exact: torch.Tensor) -> torch.Tensor:
         """The level of each of some (finite) elements; zero where nothing of the leaf has noise."""
-        if self._table is None:
+        if self.by_bin is None:
             return torch.zeros((), dtype=torch.float64, device=exact.device).expand(exact.shape)
-        return self._table[self._bins_of(_exponents(exact))]
+        if exact.device not in self._copies:
+            self._copies[exact.device] = self.by_bin.to(exact.device)
+        return self._copies[exact.device][_bins_of(_exponents(exact), self.top)]
 
     def by_exponent(self) -> torch.Tensor | None:
         """The level of each exponent of a positive float32 number (``bits >> 23``), in float32 and on the CPU.
@@ -74,11 +57,11 @@ class Levels:
         The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. None where
         nothing of the leaf has noise.
         """
-        if self._levels is None:
+        if self.by_bin is None:
             return None
         exponents = torch.arange(_EXPONENTS) + _FLOAT64_ABOVE_FLOAT32
-        levels = self._levels[self._bins_of(exponents)]
-        levels[0] = torch.minimum(levels[0], self._levels[-1])
+        levels = self.by_bin[_bins_of(exponents, self.top)]
+        levels[0] = torch.minimum(levels[0], self.by_bin[-1])
         return levels.float()
 
     def weights(self, exact: torch.Tensor) -> torch.Tensor:
@@ -87,9 +70,56 @@ class Levels:
         noise = torch.maximum(self.of(exact), exact.double().abs() * self.relative)
         return noise.reciprocal_().nan_to_num_(posinf=0.0)
 
-    def _bins_of(self, magnitude: torch.Tensor) -> torch.Tensor:
-        below = (self._top - magnitude).bitwise_right_shift_(1).clamp_(0, _BINS - 2)
-        return below.masked_fill_(magnitude == 0, _BINS - 1)
+
+def levels_of(values: torch.Tensor, noise: torch.Tensor) -> Levels:
+    """Of a :func:`sample_elements` of a leaf (finite) and the noise of those elements."""
+    return levels_of_rows(values[None], noise[None])[0]
+
+
+def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> list[Levels]:
+    """:func:`levels_of` for each row of two float64 matrices: a GPU is waited for twice, and not for each leaf."""
+    magnitude, loudness = _exponents(values), _exponents(noise)
+    # Noise without an end says nothing of the other elements, and has no middle.
+    loudness.masked_fill_(loudness == _ENDLESS, 0)
+    is_still = loudness == 0
+    highest, loudest = magnitude.amax(1), loudness.amax(1)
+    quietest = loudness.masked_fill(is_still, _ENDLESS).amin(1)
+    sizes = values.abs()
+    medians = sizes.masked_fill_(sizes == 0, math.nan).nanmedian(1).values
+    read = torch.stack([each.double() for each in (highest, loudest, quietest, medians)])
+    tops, loudest_of, quietest_of, typical_of = read.tolist()
+    # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an element of 1e30
+    # the noise of all others would else be as large as the last bin's.
+    ranges = [int(loud - quiet) + 1 for loud, quiet in zip(loudest_of, quietest_of, strict=True) if loud]
+    bins = max(ranges, default=1)
+    # One more column than bins of noise, the last: elements that no draw has moved.
+    columns = (loudest[:, None] - loudness).masked_fill_(is_still, bins)
+    rows = torch.arange(len(values), device=values.device)[:, None]
+    cells = (rows * _BINS + _bins_of(magnitude, highest[:, None])) * (bins + 1) + columns
+    counts = torch.bincount(cells.flatten(), minlength=len(values) * _BINS * (bins + 1))
+    counts = counts.view(len(values), _BINS, bins + 1).cpu()
+    found = []
+    for row, (top, loud, typical) in enumerate(zip(tops, loudest_of, typical_of, strict=True)):
+        by_bin = None
+        if loud:
+            # The middle of a bin: half an exponent above its lower end.
+            by_bin = torch.tensor([2.0 ** (loud - median - 1022.5) for median in _row_medians(counts[row])],
+                                  dtype=torch.float64)
+        found.append(_with_typical(Levels(int(top), by_bin, 0.0, 0.0), typical))
+    return found
+
+
+def _with_typical(levels: Levels, typical: float) -> Levels:
+    """``typical``: NaN where all magnitudes are zero."""
+    if math.isnan(typical):
+        return levels
+    usual_noise = float(levels.of(torch.tensor(typical, dtype=torch.float64)))
+    return replace(levels, typical=typical, relative=usual_noise / typical)
+
+
+def _bins_of(magnitude: torch.Tensor, top: int | torch.Tensor) -> torch.Tensor:
+    below = (top - magnitude).bitwise_right_shift_(1).clamp_(0, _BINS - 2)
+    return below.masked_fill_(magnitude == 0, _BINS - 1)
 
 
 def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,11 +127,16 @@ def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
 
     An odd step, so that it isn't one column of a table.
     """
-    flat = tensor.reshape(-1)
-    if flat.numel() <= _SAMPLE:
-        return flat
-    lines = flat[: flat.numel() // _LINE * _LINE].view(-1, _LINE)
-    return lines[:: (flat.numel() // _SAMPLE) | 1].reshape(-1)
+    return sample_rows(tensor.reshape(1, -1))[0]
+
+
+def sample_rows(rows: torch.Tensor) -> torch.Tensor:
+    """:func:`sample_elements` of each row of a matrix."""
+    count, length = rows.shape
+    if length <= _SAMPLE:
+        return rows
+    lines = rows[:, : length // _LINE * _LINE].reshape(count, -1, _LINE)
+    return lines[:, :: (length // _SAMPLE) | 1].reshape(count, -1)
 
 
 def root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:

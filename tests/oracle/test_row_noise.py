@@ -9,10 +9,10 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Leaf, Limits, Reference, problem, record
-from pytest_torchcompile.oracle.judging import judge_numbers, limits_without_draws
-from pytest_torchcompile.oracle.noise_levels import Levels
+from pytest_torchcompile.oracle.judging import judge_numbers
+from pytest_torchcompile.oracle.noise_levels import levels_of
 from pytest_torchcompile.oracle.row_noise import _even_matrix, worst_by_rows
-from pytest_torchcompile.oracle.settling import settle_by_eager
+from pytest_torchcompile.oracle.settling import Unsettled, settle
 
 pytestmark = pytest.mark.needs_torch
 ROWS, COLUMNS = 600, 500
@@ -61,7 +61,7 @@ def settled(
     eager: torch.Tensor, compiled: torch.Tensor, expected: Reference, kind: str = "gradient"
 ) -> Leaf | None:
     leaf = Leaf("output", kind, numel=eager.numel(), dtype="float32")
-    return settle_by_eager(leaf, eager, compiled, expected, Limits(), limits_without_draws(Limits()))
+    return settle([Unsettled(leaf, eager, compiled)], expected, Limits())["output"].leaf
 
 
 def test_loud_rows_are_no_fault() -> None:
@@ -109,7 +109,7 @@ def test_more_than_256_times_the_level_is_not_believed() -> None:
     noise = loud_rows()
     noise[::60] *= 400
     eager, compiled, expected = gradient(noise)
-    levels = Levels(*(tensor.flatten() for tensor in (expected.estimates["output"].value, noise)))
+    levels = levels_of(*(tensor.flatten() for tensor in (expected.estimates["output"].value, noise)))
     found = worst_by_rows(eager, compiled, expected.estimates["output"].value, levels)
     assert found is not None
     assert found[0] > 30
@@ -123,7 +123,7 @@ def test_outputs_are_not_known_to_be_products() -> None:
 def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     eager, compiled, expected = gradient()
     exact = expected.estimates["output"].value
-    levels = Levels(exact.flatten(), (eager.double() - exact).flatten())
+    levels = levels_of(exact.flatten(), (eager.double() - exact).flatten())
     at_once = worst_by_rows(eager, compiled, exact, levels)
     monkeypatch.setattr("pytest_torchcompile.oracle.row_noise._PIECE", piece)
     in_pieces = worst_by_rows(eager, compiled, exact, levels)
@@ -147,5 +147,5 @@ def test_axes_are_parted_evenly(shape: tuple[int, ...], matrix: tuple[int, int] 
 
 def test_no_error_of_eager_says_nothing() -> None:
     exact = torch.ones(32, 32, dtype=torch.float64)
-    levels = Levels(exact.flatten(), torch.zeros(1024, dtype=torch.float64))
+    levels = levels_of(exact.flatten(), torch.zeros(1024, dtype=torch.float64))
     assert worst_by_rows(exact.float(), exact.float(), exact, levels) is None

@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
-from pytest_torchcompile.oracle.noise_levels import Levels, Projections
+from pytest_torchcompile.oracle.noise_levels import Projections, levels_of
 
 pytestmark = pytest.mark.needs_torch
 
@@ -189,6 +189,6 @@ def test_subnormals_of_8_bits_have_to_be_right():
 @pytest.mark.parametrize("number", [1e200, float("inf")])
 def test_sums_whose_squares_have_no_end(number):
     """Special numbers all over a tensor leave such sums; Python raises OverflowError for their squares."""
-    sums = Projections(Levels(torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)))
+    sums = Projections(levels_of(torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)))
     sums.add_sums(1.0, number, number, 1.0, 4)
     assert (sums.along_values, sums.along_constant) == pytest.approx((1e300, 1e300 / 4))

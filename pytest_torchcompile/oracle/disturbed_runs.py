@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from pytest_torchcompile.oracle.draw_rows import add_draw
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.reference_runs import DRAWS, FEW, noise_of_draw
@@ -53,8 +54,7 @@ class DisturbedRuns(Reference):
             if drawn.error is not None:
                 continue
             values = drawn.values_by_name()
-            for name, estimate in self.estimates.items():
-                estimate.add(values.get(name), share)
+            add_draw([(estimate, values.get(name)) for name, estimate in self.estimates.items()], share)
         self.draws += len(numbers)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from pytest_torchcompile.oracle.error_tally import HALF
-from pytest_torchcompile.oracle.estimate import SEEN, Estimate, as_real, finite_values, piece_size
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, piece_size
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
 from pytest_torchcompile.oracle.noise_levels import (
@@ -26,6 +26,7 @@ from pytest_torchcompile.oracle.noise_levels import (
     sample_rows,
 )
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
+from pytest_torchcompile.oracle.scale import SEEN
 
 __all__ = ["LeafRow", "Sums", "measure_rows"]
 

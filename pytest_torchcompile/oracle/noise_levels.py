@@ -5,12 +5,13 @@ whole and how much of it points one way.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 __all__ = ["Levels", "Noise", "Projections", "levels_of", "levels_of_rows", "read_numbers", "root_sum_square",
-           "sample_elements", "sample_rows"]
+           "sample_elements", "sample_rows", "weights_of_rows"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
@@ -23,7 +24,7 @@ _ENDLESS = 0x7FF
 _LEAST = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Levels:
     """The lower median of the noise in each bin of magnitude, of the elements that have any.
 
@@ -40,7 +41,7 @@ class Levels:
     """The lower median of the magnitudes that are not zero; 0 where all are."""
     relative: float
     """The usual noise of a value over its size."""
-    _copies: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _copies: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
     """``by_bin`` on other devices."""
 
     def of(self, exact: torch.Tensor) -> torch.Tensor:
@@ -107,6 +108,20 @@ def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> list[Levels]:
                                   dtype=torch.float64)
         found.append(_with_typical(Levels(int(top), by_bin, 0.0, 0.0), typical))
     return found
+
+
+def weights_of_rows(levels: Sequence[Levels], exact: torch.Tensor) -> torch.Tensor:
+    """:meth:`Levels.weights` of each row of a matrix."""
+    device = exact.device
+    tables = torch.zeros(len(levels), _BINS, dtype=torch.float64)
+    for row, each in enumerate(levels):
+        if each.by_bin is not None:
+            tables[row] = each.by_bin
+    tops = torch.tensor([each.top for each in levels], device=device)[:, None]
+    relative = torch.tensor([each.relative for each in levels], dtype=torch.float64, device=device)[:, None]
+    noise = tables.to(device).gather(1, _bins_of(_exponents(exact), tops))
+    torch.maximum(noise, exact.double().abs().mul_(relative), out=noise)
+    return noise.reciprocal_().nan_to_num_(posinf=0.0)
 
 
 def _with_typical(levels: Levels, typical: float) -> Levels:

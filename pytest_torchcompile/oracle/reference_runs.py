@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.draw_rows import add_draw
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.noise import Dice, Wide
@@ -239,10 +240,10 @@ class _Runs(Reference):
             if refusal is not None:
                 self._refused += 1
                 return refusal
-        for name in names:
-            estimate = self.estimates[name]
-            if drawn.error is None:
-                estimate.add(values.get(name), share)
+        estimates = {name: self.estimates[name] for name in names}
+        if drawn.error is None:
+            add_draw([(estimate, values.get(name)) for name, estimate in estimates.items()], share)
+        for estimate in estimates.values():
             estimate.offered += 1
         self.draws = max(self.draws, number + 1)
         return drawn.error

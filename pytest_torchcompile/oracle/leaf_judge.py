@@ -36,6 +36,8 @@ _WAVERS: Final = (
     "so nothing can be said about the compiled one"
 )
 
+# After so many draws a leaf that takes no loud ones has had a few: every other one is loud.
+_OFFERED: Final = 2 * FEW - 1
 # Fewer leaves do not tell what most do.
 _MANY: Final = 16
 # Share of a leaf's elements: of an embedding only the rows of words that occur are off.
@@ -102,10 +104,14 @@ class LeafJudge:
         found = {}
         for name in names:
             values, settling = self._measured[name], settlings.get(name)
-            if settling is not None and settling.leaf is not None:
+            is_drawn = self._is_drawn_for(name)
+            if settling is not None and settling.is_settled:
                 found[name] = settling.leaf
-                if not self._is_drawn_for(name):
+                if not is_drawn:
                     self._settled.add(name)
+            # A closer look tells no more of what other random numbers have set apart.
+            elif settling is not None and is_drawn and self.other_draws and settling.leaf.far_off:
+                found[name] = settling.leaf
             elif first and isinstance(values.eager, torch.Tensor) and self._is_far(values, settling):
                 found[name] = self._far_leaf(values, settling)
             else:
@@ -180,7 +186,7 @@ class LeafJudge:
         # Eager's own error has decided about those that are settled: no draw can say more.
         wanting = [*self._waiting]
         wanting += self._wanting([leaves[place] for name, place in places.items() if name not in self._waiting])
-        while wanting and self._reference().more(wanting):
+        while wanting and self._reference().more(wanting, self._undecided(leaves[places[name]] for name in wanting)):
             for name, leaf in self._measure_all(wanting, first=False).items():
                 leaves[places[name]] = leaf
                 self._waiting.discard(name)
@@ -215,7 +221,8 @@ class LeafJudge:
             return leaf
         compiled = values.compiled.to(values.eager.dtype)
         if self._problem(leaf, self._limits) is not None:
-            if leaf.message:
+            # Nor do other orders of summation explain other random numbers.
+            if leaf.message or (self.other_draws and leaf.far_off):
                 return leaf
             return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
         if not leaf.decided or leaf.name in self._alike:
@@ -267,12 +274,16 @@ class LeafJudge:
                 wanting = [leaf for leaf in wanting if leaf.draws <= FEW or leaf.wrong < _OFF_AT_LEAST]
         return [leaf.name for leaf in wanting]
 
+    def _undecided(self, leaves: Iterable[Leaf]) -> list[str]:
+        """Of leaves that want a draw, those that are over no limit: more noise than the program's hides them."""
+        return [leaf.name for leaf in leaves if self._problem(leaf, self._limits) is None]
+
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
         if self._problem(leaf, self._limits) is not None:
             return True
-        if estimate is None or estimate.offered >= FEW:
+        if estimate is None or estimate.offered >= _OFFERED:
             return False
         if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
             return True

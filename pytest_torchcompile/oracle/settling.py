@@ -16,6 +16,7 @@ from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.leaf_rows import LeafRow, Sums, measure_rows
+from pytest_torchcompile.oracle.noise_levels import Levels
 from pytest_torchcompile.oracle.row_noise import worst_by_rows
 
 __all__ = ["Settling", "Unsettled", "settle"]
@@ -38,8 +39,10 @@ class Unsettled:
 class Settling:
     """What is known of a leaf, settled or not."""
 
-    leaf: Leaf | None
-    """Measured; None where any doubt is left."""
+    leaf: Leaf
+    """Measured."""
+    is_settled: bool
+    """Whether no doubt is left that it is right."""
     is_near: bool
     """Whether eager is so near to what is expected that its error is rounding: :meth:`Estimate.is_near`."""
     is_calm: bool
@@ -105,39 +108,47 @@ def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits)
     eager_size = (max(0.0, sums.size + 2 * sums.across + sums.apart) / sums.count) ** 0.5
     is_near = estimate.is_so_near(sums.apart, sums.size, row.eager.dtype)
     is_calm = bool(estimate.draws) and estimate.is_calm_at(size, sums.reach)
-    leaf = None
-    if sums.has_signal:
-        if estimate.draws:
-            # Where eager is off by more than noise its error is no draw.
-            mine, *others = sums.noise.mean_squares
-            if mine <= ASIDE**2 * max(sum(others) / len(others), 1.0):
-                leaf = _measured_leaf(row, sums, reference, limits, limits)
-        elif is_near:
-            leaf = _measured_leaf(row, sums, reference, limits, limits_without_draws(limits))
-    return Settling(leaf, is_near, is_calm, size, eager_size, sums.sizes / sums.count, sums.farthest_apart)
+    leaf = _measured_leaf(row, sums, reference, limits)
+    settled: Leaf | None = leaf
+    if estimate.draws:
+        # Where eager is off by more than noise its error is no draw.
+        mine, *others = sums.noise.mean_squares
+        is_measure = mine <= ASIDE**2 * max(sum(others) / len(others), 1.0)
+        strict = limits
+    else:
+        is_measure = is_near
+        strict = limits_without_draws(limits)
+        if is_near and sums.peak > strict.peak:
+            settled = _with_peak_by_rows(leaf, row, sums.levels)
+    is_settled = False
+    if is_measure and sums.has_signal and settled is not None:
+        is_settled = settled.decided and problem(settled, strict) is None
+    if settled is None or not is_settled:
+        settled = leaf
+    return Settling(settled, is_settled, is_near, is_calm, size, eager_size, sums.sizes / sums.count,
+                    sums.farthest_apart)
 
 
-def _measured_leaf(row: LeafRow, sums: Sums, reference: Reference, limits: Limits, strict: Limits) -> Leaf | None:
-    """The leaf with its numbers; None where it does not hold the limits ``strict``."""
-    measured = replace(row.leaf, rms=(sums.squares / sums.count) ** 0.5, bias=sums.bias(limits), peak=sums.peak,
-                       grain=_grain_of(sums, row.eager.dtype), wrong=sums.wrong / sums.count, blind=int(sums.blind),
-                       against=reference.kind, why=reference.why, draws=row.estimate.draws + 1)
-    measured = replace(measured, index=index_of(int(sums.worst), row.eager.shape), eager=sums.eager_there,
-                       compiled=sums.compiled_there, expected=sums.expected_there)
-    if sums.peak > strict.peak and not row.estimate.draws:
-        found = None
-        # Of outputs nobody knows that they are products.
-        if row.leaf.kind == "gradient":
-            expected = row.estimate.value
-            found = worst_by_rows(row.eager.to(expected.device), row.compiled.to(expected.device), expected,
-                                  sums.levels)
-        if found is None or found[0] > strict.peak:
-            return None
-        measured = with_values(replace(measured, peak=found[0]), found[1], row.eager, row.compiled,
-                               row.estimate.value)
-    if not measured.decided or problem(measured, strict) is not None:
+def _measured_leaf(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Leaf:
+    """The leaf with its numbers."""
+    return replace(row.leaf, rms=(sums.squares / sums.count) ** 0.5, bias=sums.bias(limits), peak=sums.peak,
+                   grain=_grain_of(sums, row.eager.dtype), wrong=sums.wrong / sums.count, blind=int(sums.blind),
+                   against=reference.kind, why=reference.why, draws=row.estimate.draws + 1,
+                   index=index_of(int(sums.worst), row.eager.shape), eager=sums.eager_there,
+                   compiled=sums.compiled_there, expected=sums.expected_there)
+
+
+def _with_peak_by_rows(leaf: Leaf, row: LeafRow, levels: Levels) -> Leaf | None:
+    """The leaf with its worst element in units of the noise of its row and column; None where these tell none."""
+    # Of outputs nobody knows that they are products.
+    if leaf.kind != "gradient":
         return None
-    return measured
+    expected = row.estimate.value
+    found = worst_by_rows(row.eager.to(expected.device), row.compiled.to(expected.device), expected, levels)
+    if found is None:
+        return None
+    peak, place = found
+    return with_values(replace(leaf, peak=peak), place, row.eager, row.compiled, expected)
 
 
 def _grain_of(sums: Sums, dtype: torch.dtype) -> float | None:

@@ -37,7 +37,7 @@ def some_values(dtype: torch.dtype, spread: float = 1.0) -> tuple[torch.Tensor, 
 
 def settled(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, expected: Reference) -> Leaf | None:
     settling = settle([Unsettled(leaf, eager, compiled)], expected, Limits()).get(leaf.name)
-    return None if settling is None else settling.leaf
+    return settling.leaf if settling is not None and settling.is_settled else None
 
 
 def both_ways(eager: torch.Tensor, compiled: torch.Tensor, expected: Reference) -> tuple[Leaf | None, Leaf]:
@@ -219,13 +219,13 @@ def test_many_leaves_have_the_numbers_of_each_alone(length: int, draws: int) -> 
         name = each.leaf.name
         settling, by_itself = found[name], alone[name]
         long = judge_numbers(each.leaf, each.eager, each.compiled, wide, Limits())
-        assert (settling.leaf is None) == (by_itself.leaf is None)
+        assert settling.is_settled == by_itself.is_settled
         assert settling.expected_size == pytest.approx(by_itself.expected_size)
         estimate = wide.estimates[name]
         assert settling.is_near == estimate.is_near(each.eager)
         assert settling.is_calm == (draws > 0 and (estimate.is_steady or estimate.is_cancelled))
         assert settling.apart == pytest.approx(float((each.eager - each.compiled).abs().amax()), rel=1e-5)
-        if settling.leaf is None:
+        if not settling.is_settled:
             continue
         count += 1
         for number in ("rms", "bias", "peak", "grain"):
@@ -244,9 +244,10 @@ def test_the_leaf_with_a_fault_is_not_settled_and_its_neighbours_are(fault, draw
     fault(unsettled[7].compiled)
     found = settle(unsettled, wide, Limits())
     wrong = found.pop("leaf 7", None)
-    assert wrong is None or wrong.leaf is None
+    assert wrong is None or not wrong.is_settled
     for name, settling in found.items():
-        assert settling.leaf == before[name].leaf is not None
+        assert settling == before[name]
+        assert settling.is_settled
 
 
 def test_jumps_that_a_draw_has_seen_count_as_noise() -> None:
@@ -259,9 +260,10 @@ def test_jumps_that_a_draw_has_seen_count_as_noise() -> None:
     estimate.add(jumped)
     estimate.offered += 1
     chosen.compiled[5] = jumped[5].float()
-    leaf = settle([chosen], wide, Limits())["leaf 7"].leaf
+    settling = settle([chosen], wide, Limits())["leaf 7"]
+    leaf = settling.leaf
     long = judge_numbers(chosen.leaf, chosen.eager, chosen.compiled, wide, Limits())
-    assert leaf is not None
+    assert settling.is_settled
     assert leaf.peak == pytest.approx(long.peak, rel=1e-3)
     # Means count it as one; here it counts as what it is.
     assert leaf.rms is not None
@@ -273,7 +275,7 @@ def test_eager_beside_what_is_expected_goes_the_long_way() -> None:
     """Where its error is more than what draws show, it is no draw."""
     unsettled, wide = many_values(3000, 2)
     moved = [replace(each, eager=each.eager * (1 + 2.0**-12)) for each in unsettled]
-    assert {settling.leaf for settling in settle(moved, wide, Limits()).values()} == {None}
+    assert not any(settling.is_settled for settling in settle(moved, wide, Limits()).values())
 
 
 def test_leaves_of_several_lengths_and_dtypes() -> None:
@@ -288,4 +290,4 @@ def test_leaves_of_several_lengths_and_dtypes() -> None:
     wide.estimates["whole"] = Estimate(torch.arange(3))
     found = settle([*unsettled, whole, *renamed], wide, Limits())
     assert len(found) == 2 * ROWS
-    assert {settling.leaf.draws for settling in found.values() if settling.leaf} == {1}
+    assert {settling.leaf.draws for settling in found.values()} == {1}

@@ -54,9 +54,9 @@ def compare(
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     judge.other_draws = has_other_draws(leaves)
-    for pair in _pair_items(eager, compiled):
-        if pair.name in without:
-            continue
+    pairs = [pair for pair in _pair_items(eager, compiled) if pair.name not in without]
+    judge.look_at(pair.values for pair in pairs)
+    for pair in pairs:
         differences = list(compare_items(pair.name, pair.kind, pair.eager, pair.compiled))
         leaves += judge.excuse_wavering(differences, pair.compare_with_twin)
         if not any(leaf.kind in (pair.kind, "shape", "zero_gradient") for leaf in differences):

@@ -89,6 +89,8 @@ class ErrorTally:
     farthest: float = 0.0
     """The largest error in the leaf's own unit, and that of the elements which are off."""
     farthest_off: float = 0.0
+    own_farthest: float = 0.0
+    """Eager's largest error in the leaf's own unit."""
 
     def add(self, part: Stretch, compiled: torch.Tensor, eager: torch.Tensor) -> None:
         """Go on by the next piece."""
@@ -101,7 +103,7 @@ class ErrorTally:
         # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
         there = (signal > self.limits.rms) & (size > _RESOLVED * self.largest)
         # All in one step: a GPU is waited for once a piece, and not for each number.
-        (error_squares, zero_squares, zero_peak, blind, wrong, lost, farthest, farthest_off, top,
+        (error_squares, zero_squares, zero_peak, blind, wrong, lost, farthest, farthest_off, own_farthest, top,
          top_place) = read_numbers(
             part.usual_ratio(ratio).square().sum(),
             part.usual_ratio(signal).square().sum(),
@@ -111,6 +113,7 @@ class ErrorTally:
             (off & there & (distance >= HALF * size)).sum(),
             distance.amax(),
             distance.where(ratio > OFF, 0.0).amax(),
+            part.error_of(eager, compiled).abs().amax(),
             ratio.amax(),
             ratio.argmax(),
         )
@@ -122,6 +125,7 @@ class ErrorTally:
         self.lost += int(lost)
         self.farthest = max(self.farthest, farthest)
         self.farthest_off = max(self.farthest_off, farthest_off)
+        self.own_farthest = max(self.own_farthest, own_farthest)
         if top > self.peak:
             self.peak, self.worst = top, self.elements_seen + int(top_place)
         if self.first_beyond is None and top > self.limits.peak:

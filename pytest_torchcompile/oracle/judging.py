@@ -232,7 +232,9 @@ def _measure_error(
         blind = count
     floor = BIAS_FLOOR / limits.bias if limits.bias else 0.0
     bias = scale.noise.excess(tally.systematic, floor)
-    grain = grain_off = None
+    grain = grain_off = beside_own = None
+    if blind == count and tally.own_farthest:
+        beside_own = tally.farthest / tally.own_farthest
     # Where most elements that are off are lost, being small beside the largest value is no excuse.
     if tally.lost <= tally.wrong - tally.lost:
         grain = grain_of(tally.farthest, tally.largest, scale.dtype)
@@ -241,7 +243,7 @@ def _measure_error(
         if bias <= most_bias or _bias_of_near(e, c, scale, floor) <= _BIAS_OF_REST * most_bias:
             grain_off = grain_of(tally.farthest_off, tally.largest, scale.dtype)
     return replace(leaf, rms=(tally.error_squares / count) ** 0.5, bias=bias, peak=tally.peak, grain=grain,
-                   grain_off=grain_off, wrong=tally.wrong / count, blind=blind,
+                   grain_off=grain_off, wrong=tally.wrong / count, blind=blind, beside_own=beside_own,
                    drowned=tally.zeros_would_pass(_quieter_in_the_end(scale.draws)))
 
 

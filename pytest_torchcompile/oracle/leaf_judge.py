@@ -26,6 +26,7 @@ from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.properties import ABSENT, compare_items, equal_objects, plain_value
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.reference_runs import FEW
+from pytest_torchcompile.oracle.same_values import same_bits_on_gpu, same_but_for_rounding
 from pytest_torchcompile.oracle.settling import Settling, Unsettled, settle
 from pytest_torchcompile.state.value_leaves import same_bits
 
@@ -68,11 +69,16 @@ class LeafJudge:
         self._without_draws = limits_without_draws(limits)
         # Whether the two have drawn other random numbers: no noise makes values alike that are far off for that.
         self.other_draws = False
-        self._twin: dict[str, tuple[str, Item]] | None = None
         # Of the leaves that are not equal bit for bit.
         self._measured: dict[str, LeafValues] = {}
-        # Of those that an earlier comparison has judged.
-        self._known: set[str] = set()
+        # Those that an earlier comparison has judged.
+        self._known: dict[str, Leaf] = {}
+        # Of those that other random numbers set apart.
+        self._apart: set[str] = set()
+        # The typical size of a value, of those that were measured in one go.
+        self._typical: dict[str, float] = {}
+        # Whether tensors on a GPU are equal, of all that were asked for at once.
+        self._equal: dict[str, bool] = {}
         # Of those of which eager and compiled are too near to be told apart, and of those that draws hardly move.
         self._alike: set[str] = set()
         self._calm: set[str] = set()
@@ -81,17 +87,21 @@ class LeafJudge:
         # Of those that no measure without draws can settle: they are measured once there are some.
         self._waiting: set[str] = set()
 
+    def look_at(self, all_values: Iterable[LeafValues]) -> None:
+        """Compare tensors on a GPU bit by bit, all before the first answer is waited for."""
+        self._equal = same_bits_on_gpu((values.name, values.eager, values.compiled) for values in all_values)
+
     def first_leaf(self, values: LeafValues, judged: Leaf | None = None) -> Leaf:
         """The leaf of a value that nothing has to be measured for; of any other one that :meth:`decide` measures.
 
         ``judged``: what is known of it.
         """
-        leaf = _without_reference(values)
+        leaf = _without_reference(values, self._equal.get(values.name))
         if leaf is not None:
             return leaf
         self._measured[values.name] = values
         if judged is not None:
-            self._known.add(values.name)
+            self._known[values.name] = judged
             return judged
         return Leaf(values.name, values.kind)
 
@@ -110,8 +120,9 @@ class LeafJudge:
                 if not is_drawn:
                     self._settled.add(name)
             # A closer look tells no more of what other random numbers have set apart.
-            elif settling is not None and is_drawn and self.other_draws and settling.leaf.far_off:
+            elif settling is not None and is_drawn and self.other_draws and settling.is_far_off:
                 found[name] = settling.leaf
+                self._apart.add(name)
             elif first and isinstance(values.eager, torch.Tensor) and self._is_far(values, settling):
                 found[name] = self._far_leaf(values, settling)
             else:
@@ -135,6 +146,7 @@ class LeafJudge:
                 self._alike.add(name)
             if settling.is_calm:
                 self._calm.add(name)
+            self._typical[name] = settling.typical
         return settlings
 
     def _far_leaf(self, values: LeafValues, settling: Settling | None) -> Leaf:
@@ -193,8 +205,10 @@ class LeafJudge:
             wanting = self._wanting([leaves[place] for place in places.values()], wanting)
         for name in self._waiting:
             leaves[places[name]] = self._measure(self._measured[name])
+        asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]
+        wavering = self._wavering(asking)
         for name, place in places.items():
-            if self._needs_second_run(leaves[place]) and self._wavers(self._measured[name]):
+            if name in wavering:
                 leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
             else:
                 leaves[place] = self._with_excuse(leaves[place], self._measured[name])
@@ -222,7 +236,7 @@ class LeafJudge:
         compiled = values.compiled.to(values.eager.dtype)
         if self._problem(leaf, self._limits) is not None:
             # Nor do other orders of summation explain other random numbers.
-            if leaf.message or (self.other_draws and leaf.far_off):
+            if leaf.message or leaf.name in self._apart:
                 return leaf
             return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
         if not leaf.decided or leaf.name in self._alike:
@@ -269,8 +283,9 @@ class LeafJudge:
         wanting = [leaf for leaf in chosen if self._is_suspicious(leaf)]
         if self.other_draws:
             # Eager's own error is the first draw.
-            wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not leaf.far_off]
-            if 2 * sum(leaf.wrong > 1 / 2 for leaf in leaves) > max(len(leaves), _MANY):
+            wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not (leaf.far_off or leaf.name in self._apart)]
+            all_measured = [*leaves, *self._known.values()]
+            if 2 * sum(leaf.wrong > 1 / 2 for leaf in all_measured) > max(len(all_measured), _MANY):
                 wanting = [leaf for leaf in wanting if leaf.draws <= FEW or leaf.wrong < _OFF_AT_LEAST]
         return [leaf.name for leaf in wanting]
 
@@ -327,19 +342,26 @@ class LeafJudge:
             return not estimate.continuous
         return not estimate.is_steady and not estimate.is_cancelled
 
-    def _wavers(self, values: LeafValues) -> bool:
-        """Whether a second eager run differs by more than rounding.
+    def _wavering(self, names: Collection[str]) -> set[str]:
+        """Of some values, those of which a second eager run differs by more than rounding.
 
         Where it does the noise draws waver too and would excuse anything. A difference that another order of
         summation has amplified is none: the float64 run repeats.
         """
-        if self._twin is None:
-            self._twin = self._reference().twin().items_by_name()
-        _, again = self._twin.get(values.name, ("", Item(ABSENT)))
+        if not names:
+            return set()
+        twin = self._reference().twin().items_by_name()
+        again = {name: twin.get(name, ("", Item(ABSENT)))[1] for name in names}
+        # Of most leaves no element differs by more.
+        repeated = same_but_for_rounding((name, self._measured[name].eager, again[name].value, self._typical[name])
+                                         for name in names if name in self._typical)
+        return {name for name in names if name not in repeated and self._wavers(self._measured[name], again[name])}
+
+    def _wavers(self, values: LeafValues, again: Item) -> bool:
         if any(True for _ in compare_items(values.name, values.kind, Item(values.eager), Item(again.value))):
             return not self._reference().repeats(values.name)
         beside_twin = replace(values, compiled=again.value)
-        if _without_reference(beside_twin) is not None:
+        if _without_reference(beside_twin, None) is not None:
             return False
         eager = values.eager
         if isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex()):
@@ -350,11 +372,16 @@ class LeafJudge:
         return problem(leaf, self._limits) is not None and not self._reference().repeats(values.name)
 
 
-def _without_reference(values: LeafValues) -> Leaf | None:
-    """The leaf of what is equal, or different and no number; None for what has to be measured."""
+def _without_reference(values: LeafValues, is_equal: bool | None) -> Leaf | None:
+    """The leaf of what is equal, or different and no number; None for what has to be measured.
+
+    ``is_equal``: whether two tensors have the same bits, if that is known.
+    """
     name, kind, eager, compiled = values.name, values.kind, values.eager, values.compiled
     if isinstance(eager, torch.Tensor):
-        if same_bits(eager, compiled.to(eager.dtype)):
+        if is_equal is None:
+            is_equal = same_bits(eager, compiled.to(eager.dtype))
+        if is_equal:
             return replace(new_leaf(name, kind, eager), bitwise=True)
         return None
     if equal_objects(eager, compiled):

@@ -78,6 +78,8 @@ class Sums:
     """Products of these two."""
     sizes: float
     """Of the expected values without their signs."""
+    filled: float
+    """How many of those are not zero."""
     own_squares: float
     """These four: of eager's error and of the values with their weights, as in ``Projections``."""
     own_along: float
@@ -273,6 +275,7 @@ class _Tally:
             "size": torch.mul(expected, expected, out=spare).sum(1),
             "across": torch.mul(own, expected, out=spare).sum(1),
             "sizes": size.sum(1),
+            "filled": (size > 0).sum(1),
         }
         farthest_apart = torch.sub(own, error, out=spare).abs_().amax(1)
         weighted = torch.mul(expected, piece.weights, out=spare)

@@ -18,9 +18,9 @@ from pytest_torchcompile.oracle.noise_levels import (
 )
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
-__all__ = ["SEEN", "Scale", "scale_from_draws", "scale_from_dtype", "scale_from_eager"]
+__all__ = ["EAGER_ONLY_UNITS", "SEEN", "Scale", "scale_from_draws", "scale_from_dtype", "scale_from_eager"]
 
-EAGER_ONLY_UNITS = 16.0
+EAGER_ONLY_UNITS: Final = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
 # An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there.
 _JUMP = 3.0

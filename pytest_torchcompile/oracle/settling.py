@@ -50,8 +50,12 @@ class Settling:
     expected_size: float
     eager_size: float
     """Root mean squares of the values."""
+    is_far_off: bool
+    """Whether most of what has a value is off, and the leaf as a whole by a hundred times its noise."""
     usual: float
     """The mean size of the expected values."""
+    typical: float
+    """The lower median of those that are not zero."""
     apart: float
     """The largest difference of eager and compiled."""
 
@@ -125,8 +129,8 @@ def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits)
         is_settled = settled.decided and problem(settled, strict) is None
     if settled is None or not is_settled:
         settled = leaf
-    return Settling(settled, is_settled, is_near, is_calm, size, eager_size, sums.sizes / sums.count,
-                    sums.farthest_apart)
+    return Settling(settled, is_settled, is_near, is_calm, size, eager_size, leaf.far_off_among(int(sums.filled)),
+                    sums.sizes / sums.count, sums.levels.typical, sums.farthest_apart)
 
 
 def _measured_leaf(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Leaf:

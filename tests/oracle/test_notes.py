@@ -24,6 +24,25 @@ def test_a_leaf_of_noise_is_no_problem_and_no_proof():
     assert problem(replace(NOISE, rms=40.0)) is not None
 
 
+def noisy_leaf(blind=100, **numbers):
+    return Leaf("gradient of bias", "gradient", numel=100, dtype="float32", rms=5.0, bias=1.0, draws=9, blind=blind,
+                **numbers)
+
+
+def test_the_worst_element_of_noise_is_held_against_eagers_own_worst():
+    """Where noise flips decisions no number of draws shows all of it; eager and compiled have the same worst."""
+    assert problem(noisy_leaf(peak=500.0, beside_own=1.2)) is None
+    assert problem(noisy_leaf(peak=500.0, beside_own=4.0)) is None
+    assert "one element is 500 times" in problem(noisy_leaf(peak=500.0, beside_own=4.1))
+    assert "one element is 500 times" in problem(noisy_leaf(peak=500.0))
+
+
+def test_only_the_worst_element_of_nothing_but_noise_is():
+    assert "one element is 500 times" in problem(replace(noisy_leaf(blind=99, peak=500.0, beside_own=1.2), rms=1.0))
+    assert "error is 20 times" in problem(replace(noisy_leaf(peak=500.0, beside_own=1.2), rms=20.0))
+    assert "a systematic offset" in problem(replace(noisy_leaf(peak=500.0, beside_own=1.2), bias=40.0))
+
+
 def test_what_is_decided_has_no_note():
     """Neither an equal leaf, nor a near one, nor a wrong one."""
     assert [note(leaf) for leaf in (EXACT, NEAR, WRONG)] == [None, None, None]

@@ -107,6 +107,69 @@ def many_dropped(x, rows, compiled=False):
     return ((rows * 1.1).sum(1), *[dropped * (number + 1.3) for number in range(9)])
 
 
+def words(x, compiled=False):
+    """Twenty tables of words, most of which do not occur: their rows are zero."""
+    if compiled:
+        torch.rand(())
+    dropped = nn.functional.dropout(x, 0.5, True)
+    tables = []
+    for number in range(20):
+        table = torch.zeros(64, x.shape[0]).index_put((torch.arange(8),), dropped * (number + 1.3))
+        tables.append(table)
+    return tuple(tables)
+
+
+def recorded_words():
+    torch.manual_seed(0)
+    batch = Batch.of(torch.randn(256))
+    eager = record(words, None, batch, train=False)
+    compiled = record(functools.partial(words, compiled=True), None, batch, train=False)
+    return batch, eager, compiled
+
+
+def test_of_a_table_of_words_those_count_that_occur():
+    """An eighth of its rows: each of them is far off, and no noise is drawn further for that."""
+    batch, eager, compiled = recorded_words()
+    wide = reference(words, batch, train=False, draw=False)
+    leaves = [leaf for leaf in compare_recordings(eager, compiled, wide) if leaf.numel > 1]
+    assert len(leaves) == 20
+    assert all(problem(leaf) and leaf.wrong <= 1 / 8 and not leaf.far_off for leaf in leaves)
+    # Eager's own error counts as one.
+    assert {leaf.draws for leaf in leaves} == {2}
+
+
+def test_what_was_judged_before_says_too_that_most_is_off():
+    """A leaf that is off, and not by far, gets a few draws among others that an earlier comparison has judged."""
+    torch.manual_seed(0)
+    batch = Batch.of((torch.randn(256), torch.randn(4096, 256)))
+    eager = record(many_dropped, None, batch, train=False)
+    compiled = record(functools.partial(many_dropped, compiled=True), None, batch, train=False)
+    wide = reference(many_dropped, batch, train=False, draw=False)
+    name, others = "output[0]", {}
+    for leaf in compare_recordings(eager, compiled, wide):
+        if leaf.numerical and leaf.name not in (name, "loss"):
+            others |= {f"{leaf.name} {copy}": replace(leaf, name=f"{leaf.name} {copy}") for copy in range(3)}
+    assert len(others) == 27
+
+    def repeated(recording):
+        """Each output three times: more leaves than few."""
+        outputs = {name: recording.outputs[name]}
+        for other, item in recording.outputs.items():
+            outputs |= {f"{other} {copy}": item for copy in range(3) if other != name}
+        return replace(recording, outputs=outputs, loss=None)
+
+    # In half of its elements off by 40 times the noise.
+    noise = wide.estimates[name].value.abs().mean() * 2.0**-22
+    value = eager.outputs[name].value.clone()
+    value[::2] += 40 * noise
+    one, other = repeated(eager), repeated(compiled)
+    other = replace(other, outputs={**other.outputs, name: replace(other.outputs[name], value=value)})
+    fresh = reference(many_dropped, batch, train=False, draw=False)
+    [leaf] = [leaf for leaf in compare_recordings(one, other, fresh, judged=others) if leaf.name == name]
+    assert problem(leaf)
+    assert fresh.draws <= FEW
+
+
 def test_where_most_is_off_a_leaf_that_no_random_number_reaches_gets_its_draws():
     """One element of it is off by its own noise, where eager and the first draw are near by luck."""
     torch.manual_seed(0)

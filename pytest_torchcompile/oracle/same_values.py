@@ -1,0 +1,77 @@
+"""Same values: many pairs of tensors at once, bit by bit or but for rounding. A GPU is waited for once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.oracle.estimate import as_real
+from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.scale import EAGER_ONLY_UNITS
+
+__all__ = ["same_bits_on_gpu", "same_but_for_rounding"]
+
+
+def same_bits_on_gpu(pairs: Iterable[tuple[str, Any, Any]]) -> dict[str, bool]:
+    """By name, whether two tensors on a GPU are equal as for ``same_bits``; nothing of all else.
+
+    On a CPU each pair by itself is quicker: the first difference ends it.
+    """
+    names, differing = [], []
+    for name, one, other in pairs:
+        if not _is_alike(one, other) or not _is_on_gpu(one):
+            continue
+        is_other = one != other
+        if one.is_floating_point() or one.is_complex():
+            is_other &= ~(one.isnan() & other.isnan())
+        names.append(name)
+        differing.append(is_other.any())
+    return {name: not is_other for name, is_other in zip(names, _read_flags(differing), strict=True)}
+
+
+def same_but_for_rounding(runs: Iterable[tuple[str, Any, Any, float]]) -> set[str]:
+    """Names of floating tensors that differ in no element by more than 16 roundings.
+
+    Each comes with the typical size of its values: of a smaller element these are roundings of that size. Nothing is
+    said of tensors of two shapes or dtypes, and of NaN.
+    """
+    names, farther = [], []
+    for name, one, other, typical in runs:
+        if not _is_alike(one, other):
+            continue
+        first, second = as_real(one.detach()).float(), as_real(other.detach()).float()
+        allowed = first.abs().clamp_(min=typical).mul_(EAGER_ONLY_UNITS * unit_of(one.dtype))
+        names.append(name)
+        # Not (a > b): NaN is not smaller.
+        farther.append(~((second - first).abs_() <= allowed).all())
+    return {name for name, is_far in zip(names, _read_flags(farther), strict=True) if not is_far}
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether both are plain tensors of one shape, dtype and device, and torch has arithmetic of theirs."""
+    if type(one) is not torch.Tensor or type(other) is not torch.Tensor:
+        return False
+    if any(tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested for tensor in (one, other)):
+        return False
+    if one.is_floating_point() and one.dtype.itemsize == 1:
+        return False
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
+def _read_flags(flags: Sequence[torch.Tensor]) -> list[bool]:
+    """The values of some scalars."""
+    by_device: dict[torch.device, list[int]] = {}
+    for place, flag in enumerate(flags):
+        by_device.setdefault(flag.device, []).append(place)
+    read = [False] * len(flags)
+    for places in by_device.values():
+        values = torch.stack([flags[place] for place in places]).tolist()
+        for place, value in zip(places, values, strict=True):
+            read[place] = value
+    return read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,8 @@ from pytest_torchcompile.oracle.noise_levels import (
 )
 
 __all__ = [
-    "CANCELLED", "ROUNDINGS", "Estimate", "as_real", "finite_values", "piece_size", "small_to_cpu", "split_pieces",
+    "CANCELLED", "ROUNDINGS", "Estimate", "as_real", "finite_values", "piece_size", "small_ones_to_cpu",
+    "small_to_cpu", "split_pieces",
 ]
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
@@ -272,9 +273,28 @@ def small_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     A comparison is a few dozen operators and as many questions; each is a launch and a wait there, some 30 microseconds
     for what a CPU does in two.
     """
-    if tensor.is_cuda and tensor.numel() <= _SMALL:
+    if _belongs_on_cpu(tensor):
         return tensor.cpu()
     return tensor
+
+
+def _belongs_on_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and tensor.numel() <= _SMALL
+
+
+def small_ones_to_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """:func:`small_to_cpu` of each value: a GPU is waited for once for each dtype, and not for each tensor."""
+    moved = dict(values)
+    groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, value in values.items():
+        if type(value) is torch.Tensor and value.layout is torch.strided and _belongs_on_cpu(value):
+            groups.setdefault((value.dtype, value.device), []).append(name)
+    for names in groups.values():
+        flat = torch.cat([values[name].reshape(-1) for name in names]).cpu()
+        parts = torch.split(flat, [values[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            moved[name] = part.view(values[name].shape)
+    return moved
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_to_cpu
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.value_leaves import computable
 
@@ -64,7 +64,7 @@ class Reference:
         """Take what is recorded for what is expected; ``ranges``: where the range of a leaf's dtype ends."""
         ends = ranges or {}
         self.estimates = {}
-        for name, value in recording.values_by_name().items():
+        for name, value in small_ones_to_cpu(recording.values_by_name()).items():
             self.estimates[name] = Estimate(value, ends.get(name, _ENDLESS))
 
     def more(self, names: Collection[str] | None = None, quiet: Collection[str] = ()) -> bool:

@@ -125,6 +125,8 @@ class LeafJudge:
                 self._apart.add(name)
             elif first and isinstance(values.eager, torch.Tensor) and self._is_far(values, settling):
                 found[name] = self._far_leaf(values, settling)
+            elif first and settling is not None and settling.wants_draw:
+                found[name] = settling.leaf
             else:
                 found[name] = self._measure(values)
         return found

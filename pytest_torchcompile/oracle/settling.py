@@ -43,6 +43,8 @@ class Settling:
     """Measured."""
     is_settled: bool
     """Whether no doubt is left that it is right."""
+    wants_draw: bool
+    """Whether eager's error is a measure, and the leaf over what passes by it: a draw will tell."""
     is_near: bool
     """Whether eager is so near to what is expected that its error is rounding: :meth:`Estimate.is_near`."""
     is_calm: bool
@@ -109,28 +111,36 @@ def _split_group(group: Sequence[LeafRow]) -> Iterator[Sequence[LeafRow]]:
 def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Settling:
     estimate = row.estimate
     size = (sums.size / sums.count) ** 0.5
-    eager_size = (max(0.0, sums.size + 2 * sums.across + sums.apart) / sums.count) ** 0.5
     is_near = estimate.is_so_near(sums.apart, sums.size, row.eager.dtype)
-    is_calm = bool(estimate.draws) and estimate.is_calm_at(size, sums.reach)
     leaf = _measured_leaf(row, sums, reference, limits)
     settled: Leaf | None = leaf
+    strict = limits
+    is_measure = is_near
     if estimate.draws:
         # Where eager is off by more than noise its error is no draw.
         mine, *others = sums.noise.mean_squares
         is_measure = mine <= ASIDE**2 * max(sum(others) / len(others), 1.0)
-        strict = limits
     else:
-        is_measure = is_near
         strict = limits_without_draws(limits)
         if is_near and sums.peak > strict.peak:
             settled = _with_peak_by_rows(leaf, row, sums.levels)
-    is_settled = False
-    if is_measure and sums.has_signal and settled is not None:
-        is_settled = settled.decided and problem(settled, strict) is None
-    if settled is None or not is_settled:
-        settled = leaf
-    return Settling(settled, is_settled, is_near, is_calm, size, eager_size, leaf.far_off_among(int(sums.filled)),
-                    sums.sizes / sums.count, sums.levels.typical, sums.farthest_apart)
+    is_measure = is_measure and bool(sums.has_signal) and leaf.decided
+    is_settled = is_measure and settled is not None and problem(settled, strict) is None
+    if is_settled and settled is not None:
+        leaf = settled
+    return Settling(
+        leaf=leaf,
+        is_settled=is_settled,
+        wants_draw=is_measure and not is_settled and not estimate.draws,
+        is_near=is_near,
+        is_calm=bool(estimate.draws) and estimate.is_calm_at(size, sums.reach),
+        is_far_off=leaf.far_off_among(int(sums.filled)),
+        expected_size=size,
+        eager_size=(max(0.0, sums.size + 2 * sums.across + sums.apart) / sums.count) ** 0.5,
+        usual=sums.sizes / sums.count,
+        typical=sums.levels.typical,
+        apart=sums.farthest_apart,
+    )
 
 
 def _measured_leaf(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Leaf:

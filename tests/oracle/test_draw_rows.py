@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pytest_torchcompile.oracle import draw_rows
+from pytest_torchcompile.oracle import estimate as estimate_module
 from pytest_torchcompile.oracle.draw_rows import add_draw
-from pytest_torchcompile.oracle.estimate import Estimate
+from pytest_torchcompile.oracle.estimate import Estimate, small_ones_to_cpu
 from pytest_torchcompile.oracle.noise_levels import Levels
 
 pytestmark = pytest.mark.needs_torch
@@ -151,3 +152,20 @@ def test_leaves_of_one_length_are_taken_together(monkeypatch: pytest.MonkeyPatch
     exacts = [torch.randn(9, dtype=torch.float64) for _ in range(6)] + [torch.randn(4, dtype=torch.float64)] * 2
     both_ways(exacts, draws=2)
     assert taken == [6, 2, 6, 2]
+
+
+def test_small_tensors_of_a_gpu_come_to_the_cpu_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate_module, "_belongs_on_cpu", lambda tensor: tensor.numel() <= 4)
+    values = {"wide": torch.arange(4.0).view(2, 2).t(), "number": 3.5, "long": torch.arange(9.0), "none": None,
+              "whole": torch.arange(3), "point": torch.tensor(2.0), "empty": torch.zeros(0, 3),
+              "sparse": torch.eye(2).to_sparse(), "pair": torch.tensor([1 + 2j])}
+    moved = small_ones_to_cpu(values)
+    assert list(moved) == list(values)
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            assert moved[name].dtype == value.dtype
+            torch.testing.assert_close(moved[name], value, rtol=0.0, atol=0.0)
+        else:
+            assert moved[name] is value
+    assert moved["long"] is values["long"]
+    assert moved["wide"].data_ptr() != values["wide"].data_ptr()

@@ -158,11 +158,13 @@ def _with_peak_by_rows(leaf: Leaf, row: LeafRow, levels: Levels) -> Leaf | None:
     if leaf.kind != "gradient":
         return None
     expected = row.estimate.value
-    found = worst_by_rows(row.eager.to(expected.device), row.compiled.to(expected.device), expected, levels)
+    # A small leaf of a GPU is expected on the CPU.
+    eager, compiled = row.eager.to(expected.device), row.compiled.to(expected.device)
+    found = worst_by_rows(eager, compiled, expected, levels)
     if found is None:
         return None
     peak, place = found
-    return with_values(replace(leaf, peak=peak), place, row.eager, row.compiled, expected)
+    return with_values(replace(leaf, peak=peak), place, eager, compiled, expected)
 
 
 def _grain_of(sums: Sums, dtype: torch.dtype) -> float | None:

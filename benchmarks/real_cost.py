@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 6, 10])
     parser.add_argument("--states", nargs="+", choices=("cold", "warm"), default=["cold", "warm"])
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="the plain loop beside it")
-    parser.add_argument("--limit", type=int, default=3000, metavar="SECONDS", help="a cell that takes longer is stopped")
+    parser.add_argument("--limit", type=int, default=3000, metavar="SECONDS", help="of a cell: then it is stopped")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", default="", metavar="MODEL")
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)

@@ -16,6 +16,7 @@ from pytest_torchcompile.oracle.noise_levels import (
     read_numbers,
     sample_elements,
 )
+from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = [
     "CANCELLED", "ROUNDINGS", "Estimate", "as_real", "finite_values", "piece_size", "small_ones_to_cpu",
@@ -287,7 +288,7 @@ def small_ones_to_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
     moved = dict(values)
     groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, value in values.items():
-        if type(value) is torch.Tensor and value.layout is torch.strided and _belongs_on_cpu(value):
+        if isinstance(value, torch.Tensor) and is_plain(value) and _belongs_on_cpu(value):
             groups.setdefault((value.dtype, value.device), []).append(name)
     for names in groups.values():
         flat = torch.cat([values[name].reshape(-1) for name in names]).cpu()

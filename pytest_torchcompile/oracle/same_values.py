@@ -10,6 +10,7 @@ import torch
 from pytest_torchcompile.oracle.estimate import as_real
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.scale import EAGER_ONLY_UNITS
+from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["same_bits_on_gpu", "same_but_for_rounding"]
 
@@ -55,13 +56,12 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
 
 def _is_alike(one: Any, other: Any) -> bool:
     """Whether both are plain tensors of one shape, dtype and device, and torch has arithmetic of theirs."""
-    if type(one) is not torch.Tensor or type(other) is not torch.Tensor:
-        return False
-    if any(tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested for tensor in (one, other)):
-        return False
+    for tensor in (one, other):
+        if not isinstance(tensor, torch.Tensor) or not is_plain(tensor) or tensor.is_quantized or tensor.is_nested:
+            return False
     if one.is_floating_point() and one.dtype.itemsize == 1:
         return False
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return bool(one.shape == other.shape and one.dtype == other.dtype and one.device == other.device)
 
 
 def _read_flags(flags: Sequence[torch.Tensor]) -> list[bool]:

@@ -14,6 +14,7 @@ from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.training import parameters_told_by_gradients
 from pytest_torchcompile.oracle.trial import Trial
 
+pytestmark = pytest.mark.needs_torch
 KEY = (0, None)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, piece_size
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, rows_at_once
 from pytest_torchcompile.oracle.noise_levels import Projections, levels_of_rows, sample_rows, weights_of_rows
 
 __all__ = ["add_draw"]
@@ -33,7 +33,7 @@ def add_draw(drawn: Iterable[tuple[Estimate, Any]], share: float) -> None:
         else:
             estimate.add(value, share)
     for group in groups.values():
-        size = max(1, piece_size(group[0][0].value.device) // group[0][1].numel())
+        size = rows_at_once(group[0][0].value)
         for start in range(0, len(group), size):
             rows = group[start : start + size]
             # A single one is looked at piece by piece, and so is what is not finite.

@@ -19,13 +19,14 @@ from pytest_torchcompile.oracle.noise_levels import (
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = [
-    "CANCELLED", "ROUNDINGS", "Estimate", "as_real", "finite_values", "piece_size", "small_ones_to_cpu",
-    "small_to_cpu", "split_pieces",
+    "CANCELLED", "ROUNDINGS", "Estimate", "as_real", "finite_values", "piece_size", "rows_at_once",
+    "small_ones_to_cpu", "small_to_cpu", "split_pieces",
 ]
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
 _PIECES = {"cpu": 1 << 17}
 _PIECE = 1 << 22
+_MOST_ROWS = 64
 # Elements up to which a tensor of a GPU is looked at on the CPU.
 _SMALL = 1 << 14
 # Leaves with fewer elements have their spread kept in float64.
@@ -313,6 +314,11 @@ def finite_values(tensor: torch.Tensor) -> torch.Tensor:
 def piece_size(device: torch.device) -> int:
     """How many elements are looked at in one go."""
     return _PIECES.get(device.type, _PIECE)
+
+
+def rows_at_once(row: torch.Tensor) -> int:
+    """How many leaves of one length are looked at in one go: of each a table of noise by magnitude is made."""
+    return min(_MOST_ROWS, max(1, piece_size(row.device) // row.numel()))
 
 
 def split_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

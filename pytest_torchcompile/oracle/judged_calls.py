@@ -20,8 +20,8 @@ from pytest_torchcompile.oracle.training import first_step
 __all__ = ["JudgedCalls"]
 
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# The mixing step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014); its first factor without the uppermost bit.
-_FACTORS: Final = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9)
+# Odd numbers, as in the mixing step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), without their uppermost bits.
+_FACTORS: Final = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,25 @@ def _digests_of(names: Iterable[str], eager: Recording, compiled: Recording) -> 
 
 
 def _sums_of_bits(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Of each tensor the bits of its elements, times an odd number that their place decides, summed modulo 2**64."""
+    """Of each tensor the bits of its elements, each mixed with its place to 64 bits, summed modulo 2**64.
+
+    No product of bits and a number of the place: in the uppermost bit, the sign of float64, that would be the same for
+    each place.
+    """
     flat = [as_real(tensor.detach()).reshape(-1) for tensor in tensors]
     bits = [each.view(_INTEGERS[each.itemsize]) for each in flat]
     sums = [torch.zeros((), dtype=torch.int64, device=each.device) for each in bits]
     start = 0
     for pieces in split_pieces(*bits):
-        weights = torch.arange(start, start + pieces[0].numel(), device=pieces[0].device)
-        for factor in _FACTORS:
-            weights = weights.mul_(factor).bitwise_xor_(weights >> 29)
-        weights.bitwise_or_(1)
+        places = _mix(torch.arange(start, start + pieces[0].numel(), device=pieces[0].device))
         for total, piece in zip(sums, pieces, strict=True):
-            total += (piece.long() * weights).sum()
+            total += _mix(piece.long() ^ places).sum()
         start += pieces[0].numel()
     return sums
+
+
+def _mix(numbers: torch.Tensor) -> torch.Tensor:
+    """Spread each bit of some numbers (int64) over all 64, in place."""
+    for factor in _FACTORS:
+        numbers.bitwise_xor_(numbers >> 32).mul_(factor)
+    return numbers.bitwise_xor_(numbers >> 29)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS
+from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, as_real
 from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
 from pytest_torchcompile.oracle.judging import (
     excused_difference,
@@ -143,6 +143,8 @@ class LeafJudge:
                 leaf = new_leaf(values.name, values.kind, values.eager)
                 unsettled.append(Unsettled(leaf, values.eager, values.compiled.to(values.eager.dtype)))
         settlings = settle(unsettled, self._reference(), self._limits)
+        # A further draw may move what the ones before have left in place.
+        self._calm.difference_update(names)
         for name, settling in settlings.items():
             if settling.apart <= self._eps**0.5 * settling.usual:
                 self._alike.add(name)
@@ -172,15 +174,19 @@ class LeafJudge:
     def _largest_gradient(self) -> float:
         """The largest root mean square of any gradient of eager's."""
         if self._gradient_size is None:
-            # At least one is asked for. A GPU is waited for once.
+            # A GPU is waited for once.
             squares: list[torch.Tensor] = []
             # Those of a training are among its outputs.
             for _, kind, value in self._eager.values():
-                if kind != "gradient" or not isinstance(value, torch.Tensor):
+                if kind != "gradient" or not isinstance(value, torch.Tensor) or not value.numel():
                     continue
-                if value.is_floating_point() and value.numel():
-                    squares.append(value.float().square().mean())
-            self._gradient_size = max(read_numbers(*(square.to(squares[-1].device) for square in squares))) ** 0.5
+                if value.is_floating_point() or value.is_complex():
+                    squares.append(as_real(value).float().square().mean())
+            self._gradient_size = 0.0
+            if squares:
+                read = read_numbers(*(square.to(squares[-1].device) for square in squares))
+                # NaN is larger than nothing.
+                self._gradient_size = max(0.0, *read) ** 0.5
         return self._gradient_size
 
     def decide(self, leaves: list[Leaf]) -> list[Leaf]:

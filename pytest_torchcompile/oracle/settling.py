@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, piece_size
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, rows_at_once
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
@@ -103,7 +103,7 @@ def _fits(unsettled: Unsettled, estimate: Estimate) -> bool:
 
 def _split_group(group: Sequence[LeafRow]) -> Iterator[Sequence[LeafRow]]:
     """So many rows at a time that memory stays bounded."""
-    size = max(1, piece_size(group[0].estimate.value.device) // group[0].eager.numel())
+    size = rows_at_once(group[0].estimate.value)
     for start in range(0, len(group), size):
         yield group[start : start + size]
 
@@ -124,6 +124,8 @@ def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits)
         strict = limits_without_draws(limits)
         if is_near and sums.peak > strict.peak:
             settled = _with_peak_by_rows(leaf, row, sums.levels)
+    # Around eager, where its error is no draw, the leaf may be near.
+    is_far_off = is_measure and leaf.far_off_among(int(sums.filled))
     is_measure = is_measure and bool(sums.has_signal) and leaf.decided
     is_settled = is_measure and settled is not None and problem(settled, strict) is None
     if is_settled and settled is not None:
@@ -134,7 +136,7 @@ def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits)
         wants_draw=is_measure and not is_settled and not estimate.draws,
         is_near=is_near,
         is_calm=bool(estimate.draws) and estimate.is_calm_at(size, sums.reach),
-        is_far_off=leaf.far_off_among(int(sums.filled)),
+        is_far_off=is_far_off,
         expected_size=size,
         eager_size=(max(0.0, sums.size + 2 * sums.across + sums.apart) / sums.count) ** 0.5,
         usual=sums.sizes / sums.count,

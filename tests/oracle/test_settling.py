@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import Leaf, Limits, Reference, compare, problem, record, reference
+from pytest_torchcompile.oracle import Leaf, Limits, Recording, Reference, compare, problem, record, reference
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.judging import judge_numbers, judge_values
+from pytest_torchcompile.oracle.leaf_judge import LeafJudge, LeafValues
 from pytest_torchcompile.oracle.noise_levels import _row_medians
 from pytest_torchcompile.oracle.settling import Unsettled, settle
 
@@ -276,6 +277,13 @@ def test_eager_beside_what_is_expected_goes_the_long_way() -> None:
     unsettled, wide = many_values(3000, 2)
     moved = [replace(each, eager=each.eager * (1 + 2.0**-12)) for each in unsettled]
     assert not any(settling.is_settled for settling in settle(moved, wide, Limits()).values())
+    # Nor is it told to be far off there: the long way may measure from eager.
+    far = [replace(each, compiled=each.compiled * 1.5) for each in unsettled]
+    assert all(settling.is_far_off for settling in settle(far, wide, Limits()).values())
+    moved_and_far = [replace(each, eager=each.eager * (1 + 2.0**-12)) for each in far]
+    found = settle(moved_and_far, wide, Limits()).values()
+    assert all(settling.leaf.far_off for settling in found)
+    assert not any(settling.is_far_off for settling in found)
 
 
 def test_leaves_of_several_lengths_and_dtypes() -> None:
@@ -291,3 +299,46 @@ def test_leaves_of_several_lengths_and_dtypes() -> None:
     found = settle([*unsettled, whole, *renamed], wide, Limits())
     assert len(found) == 2 * ROWS
     assert {settling.leaf.draws for settling in found.values()} == {1}
+
+
+def test_what_one_draw_leaves_in_place_a_further_one_may_move() -> None:
+    """Then a second eager run is asked again."""
+    unsettled, wide = many_values(300, 1)
+    chosen, name = unsettled[3], unsettled[3].leaf.name
+    judge = LeafJudge(wide, Limits(), Recording())
+    judge.first_leaf(LeafValues(name, "value", chosen.eager, chosen.compiled))
+    judge._settle([name])
+    assert name in judge._calm
+    estimate = wide.estimates[name]
+    jumped = estimate.value.clone()
+    jumped[5] += 0.1 * float(jumped.abs().amax())
+    estimate.add(jumped)
+    estimate.offered += 1
+    judge._settle([name])
+    assert name not in judge._calm
+
+
+class Complex(torch.nn.Module):
+    """All parameters are complex, and the gradient of the bias is zero but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 16, dtype=torch.complex64))
+        self.bias = torch.nn.Parameter(torch.randn(16, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x @ self.weight + self.bias
+        hidden = hidden - hidden.mean(0)
+        return hidden * hidden.abs()
+
+
+def test_complex_gradients_of_noise() -> None:
+    torch.manual_seed(0)
+    model, batch = Complex(), Batch.of(torch.randn(64, 8, dtype=torch.complex64))
+    eager = record(model, model, batch)
+    moved = {name: gradient * (1 + 2.0**-23) for name, gradient in eager.gradients.items() if gradient is not None}
+    leaves = compare(eager, replace(eager, gradients=moved), reference(model, batch, draw=False))
+    found = {leaf.name: leaf for leaf in leaves}
+    assert not any(map(problem, leaves))
+    assert not found["gradient of bias"].decided
+    assert found["gradient of weight"].decided

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.leaf_judge import LeafJudge, LeafValues
+from pytest_torchcompile.oracle.leaf_judge import LeafJudge
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
+from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.properties import (
     ABSENT,
     compare_errors,

@@ -178,13 +178,6 @@ class Estimate:
         share = _STEADY_ONCE if self.draws == 1 else _STEADY
         return size > 0 and farthest <= share * size
 
-    def sizes_beside(self, eager: torch.Tensor) -> tuple[float, float] | None:
-        """The usual sizes of what is expected and of eager's values; None where these are no two of a kind."""
-        mine = as_real(small_to_cpu(eager.detach()))
-        if not self.continuous or self.value.shape != mine.shape or mine.dtype.itemsize == 1:
-            return None
-        return self._usual_size(), math.sqrt(float(mine.double().square().mean()))
-
     def _usual_size(self) -> float:
         """Root mean square of what is expected; NaN where that is not finite, and infinite for what has no sizes."""
         if not self.continuous or not self.value.numel():

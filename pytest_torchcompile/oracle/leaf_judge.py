@@ -6,8 +6,8 @@ What it judges is listed by :func:`~pytest_torchcompile.oracle.comparison.compar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -21,16 +21,16 @@ from pytest_torchcompile.oracle.judging import (
     new_leaf,
 )
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
+from pytest_torchcompile.oracle.leaf_state import LeafState, LeafValues, leaf_without_reference
 from pytest_torchcompile.oracle.noise_levels import read_numbers
 from pytest_torchcompile.oracle.operator_rounding import unit_of
-from pytest_torchcompile.oracle.properties import ABSENT, compare_items, equal_objects, plain_value
+from pytest_torchcompile.oracle.properties import ABSENT, compare_items
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.same_values import same_bits_on_gpu, same_but_for_rounding
 from pytest_torchcompile.oracle.settling import Settling, Unsettled, settle
-from pytest_torchcompile.state.value_leaves import same_bits
 
-__all__ = ["LeafJudge", "LeafValues"]
+__all__ = ["LeafJudge"]
 
 _WAVERS: Final = (
     "two eager runs from one state and seed differ by more than rounding, "
@@ -43,16 +43,6 @@ _OFFERED: Final = 2 * FEW - 1
 _MANY: Final = 16
 # Share of a leaf's elements: of an embedding only the rows of words that occur are off.
 _OFF_AT_LEAST: Final = 1 / 8
-
-
-@dataclass(frozen=True)
-class LeafValues:
-    """The two values of a leaf."""
-
-    name: str
-    kind: str
-    eager: Any
-    compiled: Any
 
 
 class LeafJudge:
@@ -69,23 +59,10 @@ class LeafJudge:
         self._without_draws = limits_without_draws(limits)
         # Whether the two have drawn other random numbers: no noise makes values alike that are far off for that.
         self.other_draws = False
-        # Of the leaves that are not equal bit for bit.
-        self._measured: dict[str, LeafValues] = {}
-        # Those that an earlier comparison has judged.
-        self._known: dict[str, Leaf] = {}
-        # Of those that other random numbers set apart.
-        self._apart: set[str] = set()
-        # The typical size of a value, of those that were measured in one go.
-        self._typical: dict[str, float] = {}
+        # Of the leaves that are not equal bit for bit, by name.
+        self._states: dict[str, LeafState] = {}
         # Whether tensors on a GPU are equal, of all that were asked for at once.
         self._equal: dict[str, bool] = {}
-        # Of those of which eager and compiled are too near to be told apart, and of those that draws hardly move.
-        self._alike: set[str] = set()
-        self._calm: set[str] = set()
-        # Of those whose first measure settles them.
-        self._settled: set[str] = set()
-        # Of those that no measure without draws can settle: they are measured once there are some.
-        self._waiting: set[str] = set()
 
     def look_at(self, all_values: Iterable[LeafValues]) -> None:
         """Compare tensors on a GPU bit by bit, all before the first answer is waited for."""
@@ -96,12 +73,11 @@ class LeafJudge:
 
         ``judged``: what is known of it.
         """
-        leaf = _without_reference(values, self._equal.get(values.name))
+        leaf = leaf_without_reference(values, self._equal.get(values.name))
         if leaf is not None:
             return leaf
-        self._measured[values.name] = values
+        self._states[values.name] = LeafState(values, judged)
         if judged is not None:
-            self._known[values.name] = judged
             return judged
         return Leaf(values.name, values.kind)
 
@@ -113,18 +89,17 @@ class LeafJudge:
         settlings = self._settle(names)
         found = {}
         for name in names:
-            values, settling = self._measured[name], settlings.get(name)
-            is_drawn = self._is_drawn_for(name)
+            state, settling = self._states[name], settlings.get(name)
+            values, is_drawn = state.values, self._is_drawn_for(name)
             if settling is not None and settling.is_settled:
                 found[name] = settling.leaf
-                if not is_drawn:
-                    self._settled.add(name)
+                state.is_settled = not is_drawn
             # A closer look tells no more of what other random numbers have set apart.
             elif settling is not None and is_drawn and self.other_draws and settling.is_far_off:
                 found[name] = settling.leaf
-                self._apart.add(name)
+                state.is_apart = True
             elif first and isinstance(values.eager, torch.Tensor) and self._is_far(values, settling):
-                found[name] = self._far_leaf(values, settling)
+                found[name] = self._far_leaf(state, settling)
             elif first and settling is not None and settling.wants_draw:
                 found[name] = settling.leaf
             else:
@@ -138,27 +113,28 @@ class LeafJudge:
     def _settle(self, names: Collection[str]) -> dict[str, Settling]:
         """All that can be measured in one go."""
         unsettled = []
-        for values in map(self._measured.__getitem__, names):
+        for name in names:
+            values = self._states[name].values
             if isinstance(values.eager, torch.Tensor):
                 leaf = new_leaf(values.name, values.kind, values.eager)
                 unsettled.append(Unsettled(leaf, values.eager, values.compiled.to(values.eager.dtype)))
         settlings = settle(unsettled, self._reference(), self._limits)
-        # A further draw may move what the ones before have left in place.
-        self._calm.difference_update(names)
+        for name in names:
+            # A further draw may move what the ones before have left in place.
+            self._states[name].is_calm = False
         for name, settling in settlings.items():
-            if settling.apart <= self._eps**0.5 * settling.usual:
-                self._alike.add(name)
-            if settling.is_calm:
-                self._calm.add(name)
-            self._typical[name] = settling.typical
+            state = self._states[name]
+            state.is_calm, state.typical = settling.is_calm, settling.typical
+            state.is_alike = settling.apart <= self._eps**0.5 * settling.usual
         return settlings
 
-    def _far_leaf(self, values: LeafValues, settling: Settling | None) -> Leaf:
+    def _far_leaf(self, state: LeafState, settling: Settling | None) -> Leaf:
         """Of a value that eager is far from: undecided at once where it is zero but for rounding, else it waits.
 
         Then eager has nothing but its error there, and that is noise: no more than rounding the largest gradient
         leaves. The gradient of a key's bias is such a leaf in most transformers, and often the only one to want a draw.
         """
+        values = state.values
         if values.kind == "gradient" and settling is not None:
             rounding = ROUNDINGS * unit_of(values.eager.dtype)
             # The largest gradient is looked for where it may matter.
@@ -166,9 +142,9 @@ class LeafJudge:
                     settling.eager_size <= rounding * self._largest_gradient()):
                 leaf = self._measure(values)
                 if not leaf.decided and problem(leaf, self._without_draws) is None:
-                    self._settled.add(values.name)
+                    state.is_settled = True
                     return leaf
-        self._waiting.add(values.name)
+        state.is_waiting = True
         return new_leaf(values.name, values.kind, values.eager)
 
     def _largest_gradient(self) -> float:
@@ -193,9 +169,9 @@ class LeafJudge:
         """Draw noise for the leaves that are still suspicious, until none is, or all draws are made."""
         places = {}
         for place, leaf in enumerate(leaves):
-            values = self._measured.get(leaf.name)
+            state = self._states.get(leaf.name)
             # Another kind is about a property of a value of this name.
-            if values is not None and values.kind == leaf.kind and leaf.name not in self._known:
+            if state is not None and state.values.kind == leaf.kind and state.judged is None:
                 places[leaf.name] = place
         if not places:
             return leaves
@@ -204,27 +180,30 @@ class LeafJudge:
         for name, leaf in self._measure_all(places, first=True).items():
             leaves[places[name]] = leaf
         # Eager's own error has decided about those that are settled: no draw can say more.
-        wanting = [*self._waiting]
-        wanting += self._wanting([leaves[place] for name, place in places.items() if name not in self._waiting])
+        wanting = self._waiting_names()
+        wanting += self._wanting([leaves[place] for name, place in places.items() if name not in wanting])
         while wanting and self._reference().more(wanting, self._undecided(leaves[places[name]] for name in wanting)):
             for name, leaf in self._measure_all(wanting, first=False).items():
                 leaves[places[name]] = leaf
-                self._waiting.discard(name)
+                self._states[name].is_waiting = False
             wanting = self._wanting([leaves[place] for place in places.values()], wanting)
-        for name in self._waiting:
-            leaves[places[name]] = self._measure(self._measured[name])
+        for name in self._waiting_names():
+            leaves[places[name]] = self._measure(self._states[name].values)
         asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]
         wavering = self._wavering(asking)
         for name, place in places.items():
             if name in wavering:
-                leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
+                leaves[place] = self._wavering_leaf(leaves[place], self._states[name].values)
             else:
-                leaves[place] = self._with_excuse(leaves[place], self._measured[name])
+                leaves[place] = self._with_excuse(leaves[place], self._states[name])
         return leaves
+
+    def _waiting_names(self) -> list[str]:
+        return [name for name, state in self._states.items() if state.is_waiting]
 
     def _numbers(self) -> list[tuple[str, torch.Tensor]]:
         """Eager's floating and complex tensors that are not equal bit for bit, with their kinds."""
-        pairs = [(values.kind, values.eager) for values in self._measured.values()]
+        pairs = [(state.values.kind, state.values.eager) for state in self._states.values()]
         tensors = [(kind, value) for kind, value in pairs if isinstance(value, torch.Tensor)]
         return [(kind, tensor) for kind, tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
@@ -237,17 +216,18 @@ class LeafJudge:
             self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
         return problem(leaf, replace(limits, looks=max(limits.looks, self._gradient_count)))
 
-    def _with_excuse(self, leaf: Leaf, values: LeafValues) -> Leaf:
+    def _with_excuse(self, leaf: Leaf, state: LeafState) -> Leaf:
         """The leaf with the difference that it is excused, if there is one worth telling."""
+        values = state.values
         if not leaf.numerical or not isinstance(values.eager, torch.Tensor):
             return leaf
         compiled = values.compiled.to(values.eager.dtype)
         if self._problem(leaf, self._limits) is not None:
             # Nor do other orders of summation explain other random numbers.
-            if leaf.message or leaf.name in self._apart:
+            if leaf.message or state.is_apart:
                 return leaf
             return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
-        if not leaf.decided or leaf.name in self._alike:
+        if not leaf.decided or state.is_alike:
             return leaf
         return replace(leaf, excused=excused_difference(values.eager, compiled, self._eps))
 
@@ -287,15 +267,18 @@ class LeafJudge:
         They say nothing of what other random numbers have set apart: of a leaf that is far off after a draw; and where
         most are off, of each that is off after a few, far or not. Noise may be too wide for far.
         """
-        chosen = [leaf for leaf in leaves if leaf.name not in self._settled and (names is None or leaf.name in names)]
-        wanting = [leaf for leaf in chosen if self._is_suspicious(leaf)]
+        chosen = [leaf for leaf in leaves if names is None or leaf.name in names]
+        wanting = [leaf for leaf in chosen if not self._states[leaf.name].is_settled and self._is_suspicious(leaf)]
         if self.other_draws:
             # Eager's own error is the first draw.
-            wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not (leaf.far_off or leaf.name in self._apart)]
-            all_measured = [*leaves, *self._known.values()]
+            wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not self._is_set_apart(leaf)]
+            all_measured = [*leaves, *(state.judged for state in self._states.values() if state.judged is not None)]
             if 2 * sum(leaf.wrong > 1 / 2 for leaf in all_measured) > max(len(all_measured), _MANY):
                 wanting = [leaf for leaf in wanting if leaf.draws <= FEW or leaf.wrong < _OFF_AT_LEAST]
         return [leaf.name for leaf in wanting]
+
+    def _is_set_apart(self, leaf: Leaf) -> bool:
+        return leaf.far_off or self._states[leaf.name].is_apart
 
     def _undecided(self, leaves: Iterable[Leaf]) -> list[str]:
         """Of leaves that want a draw, those that are over no limit: more noise than the program's hides them."""
@@ -311,7 +294,7 @@ class LeafJudge:
         if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
             return True
         undecided = bool(leaf.undecidable) or not (leaf.decided or leaf.drowned)
-        return undecided or not (estimate.offered or eager_is_near(self._measured[leaf.name].eager, estimate))
+        return undecided or not (estimate.offered or eager_is_near(self._states[leaf.name].values.eager, estimate))
 
     def _is_far(self, values: LeafValues, settling: Settling | None) -> bool:
         """Whether nothing is drawn yet, and eager's error can be no measure: it is too far from what is expected, or
@@ -340,7 +323,8 @@ class LeafJudge:
         Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
         no element by much. A leaf that is zero but for noise is undecided as it is.
         """
-        if leaf.name in self._settled or (leaf.name in self._calm and self._problem(leaf, self._limits) is None):
+        state = self._states[leaf.name]
+        if state.is_settled or (state.is_calm and self._problem(leaf, self._limits) is None):
             return False
         estimate = self._reference().estimates.get(leaf.name)
         if self._problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
@@ -361,15 +345,20 @@ class LeafJudge:
         twin = self._reference().twin().items_by_name()
         again = {name: twin.get(name, ("", Item(ABSENT)))[1] for name in names}
         # Of most leaves no element differs by more.
-        repeated = same_but_for_rounding((name, self._measured[name].eager, again[name].value, self._typical[name])
-                                         for name in names if name in self._typical)
-        return {name for name in names if name not in repeated and self._wavers(self._measured[name], again[name])}
+        runs = []
+        for name in names:
+            state = self._states[name]
+            if state.typical is not None:
+                runs.append((name, state.values.eager, again[name].value, state.typical))
+        repeated = same_but_for_rounding(runs)
+        asked = [name for name in names if name not in repeated]
+        return {name for name in asked if self._wavers(self._states[name].values, again[name])}
 
     def _wavers(self, values: LeafValues, again: Item) -> bool:
         if any(True for _ in compare_items(values.name, values.kind, Item(values.eager), Item(again.value))):
             return not self._reference().repeats(values.name)
         beside_twin = replace(values, compiled=again.value)
-        if _without_reference(beside_twin, None) is not None:
+        if leaf_without_reference(beside_twin, None) is not None:
             return False
         eager = values.eager
         if isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex()):
@@ -378,23 +367,3 @@ class LeafJudge:
             # by a scale made from the dtype, not by draws
             leaf = self._measure_against(Reference(Recording()), beside_twin)
         return problem(leaf, self._limits) is not None and not self._reference().repeats(values.name)
-
-
-def _without_reference(values: LeafValues, is_equal: bool | None) -> Leaf | None:
-    """The leaf of what is equal, or different and no number; None for what has to be measured.
-
-    ``is_equal``: whether two tensors have the same bits, if that is known.
-    """
-    name, kind, eager, compiled = values.name, values.kind, values.eager, values.compiled
-    if isinstance(eager, torch.Tensor):
-        if is_equal is None:
-            is_equal = same_bits(eager, compiled.to(eager.dtype))
-        if is_equal:
-            return replace(new_leaf(name, kind, eager), bitwise=True)
-        return None
-    if equal_objects(eager, compiled):
-        return Leaf(name, kind, numel=0 if eager is None else 1, bitwise=True)
-    if isinstance(eager, (float, complex)):
-        return None
-    one, other = plain_value(eager), plain_value(compiled)
-    return Leaf(name, kind, eager=one, compiled=other, message=f"is {one} in eager, {other} compiled")

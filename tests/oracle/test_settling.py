@@ -12,7 +12,8 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Leaf, Limits, Recording, Reference, compare, problem, record, reference
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.judging import judge_numbers, judge_values
-from pytest_torchcompile.oracle.leaf_judge import LeafJudge, LeafValues
+from pytest_torchcompile.oracle.leaf_judge import LeafJudge
+from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.noise_levels import _row_medians
 from pytest_torchcompile.oracle.settling import Unsettled, settle
 
@@ -308,14 +309,14 @@ def test_what_one_draw_leaves_in_place_a_further_one_may_move() -> None:
     judge = LeafJudge(wide, Limits(), Recording())
     judge.first_leaf(LeafValues(name, "value", chosen.eager, chosen.compiled))
     judge._settle([name])
-    assert name in judge._calm
+    assert judge._states[name].is_calm
     estimate = wide.estimates[name]
     jumped = estimate.value.clone()
     jumped[5] += 0.1 * float(jumped.abs().amax())
     estimate.add(jumped)
     estimate.offered += 1
     judge._settle([name])
-    assert name not in judge._calm
+    assert not judge._states[name].is_calm
 
 
 class Complex(torch.nn.Module):

@@ -47,8 +47,7 @@ class DisturbedRuns(Reference):
 
     def _draw(self, numbers: range) -> None:
         for number in numbers:
-            # The first ones, which all leaves get, are of the usual noise.
-            noise, share = noise_of_draw(max(0, number - FEW))
+            noise, share = noise_of_draw(number)
             # The seed 0 is the plain run's.
             drawn = self._run(number + 1, noise)
             # A draw that raises says nothing of the noise.

@@ -67,11 +67,8 @@ class Reference:
         for name, value in small_ones_to_cpu(recording.values_by_name()).items():
             self.estimates[name] = Estimate(value, ends.get(name, _ENDLESS))
 
-    def more(self, names: Collection[str] | None = None, quiet: Collection[str] = ()) -> bool:
-        """Draw more noise for some leaves, or for all; whether there was more to draw.
-
-        ``quiet``: those of them that take no draw with more noise than the program has.
-        """
+    def more(self, names: Collection[str] | None = None) -> bool:
+        """Draw more noise for some leaves, or for all; whether there was more to draw."""
         return False
 
     def twin(self) -> Recording:

@@ -37,8 +37,6 @@ _WAVERS: Final = (
     "so nothing can be said about the compiled one"
 )
 
-# After so many draws a leaf that takes no loud ones has had a few: every other one is loud.
-_OFFERED: Final = 2 * FEW - 1
 # Fewer leaves do not tell what most do.
 _MANY: Final = 16
 # Share of a leaf's elements: of an embedding only the rows of words that occur are off.
@@ -182,7 +180,7 @@ class LeafJudge:
         # Eager's own error has decided about those that are settled: no draw can say more.
         wanting = self._waiting_names()
         wanting += self._wanting([leaves[place] for name, place in places.items() if name not in wanting])
-        while wanting and self._reference().more(wanting, self._undecided(leaves[places[name]] for name in wanting)):
+        while wanting and self._reference().more(wanting):
             for name, leaf in self._measure_all(wanting, first=False).items():
                 leaves[places[name]] = leaf
                 self._states[name].is_waiting = False
@@ -280,16 +278,12 @@ class LeafJudge:
     def _is_set_apart(self, leaf: Leaf) -> bool:
         return leaf.far_off or self._states[leaf.name].is_apart
 
-    def _undecided(self, leaves: Iterable[Leaf]) -> list[str]:
-        """Of leaves that want a draw, those that are over no limit: more noise than the program's hides them."""
-        return [leaf.name for leaf in leaves if self._problem(leaf, self._limits) is None]
-
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
         if self._problem(leaf, self._limits) is not None:
             return True
-        if estimate is None or estimate.offered >= _OFFERED:
+        if estimate is None or estimate.offered >= FEW:
             return False
         if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
             return True

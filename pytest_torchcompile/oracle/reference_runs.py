@@ -17,14 +17,15 @@ from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
 
-__all__ = ["DRAWS", "FEW", "is_loud", "noise_of_draw", "reference"]
+__all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
 DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
 """Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
 FEW = 4
-"""Draws of the usual noise that a leaf gets before it is left undecided."""
+"""Draws that a leaf gets before it is left undecided. Of the further ones every other is loud: a loud one among few
+would let pass by luck what is off by the limit and half of it."""
 # Times the usual noise of a loud draw: decisions that noise flips once in a hundred draws flip there in every third.
 # A relu of a unit that is off for the whole batch decides about a row of a gradient, and each program has its own few.
 _LOUD = 4.0
@@ -34,14 +35,9 @@ _SHARE_OF_LOUD = 0.5
 
 def noise_of_draw(number: int) -> tuple[float, float]:
     """How many times its usual noise a program has in a draw, counted from 0, and what the draw counts for."""
-    if is_loud(number):
+    if number >= FEW and number % 2:
         return _LOUD, _SHARE_OF_LOUD
     return 1.0, 1.0
-
-
-def is_loud(number: int) -> bool:
-    """Whether a draw has more noise than the program: every other, after the first."""
-    return number % 2 == 1
 
 
 def reference(
@@ -150,7 +146,7 @@ class _Runs(Reference):
                 ranges[name] = torch.finfo(value.dtype).max
         return ranges
 
-    def more(self, names: Collection[str] | None = None, quiet: Collection[str] = ()) -> bool:
+    def more(self, names: Collection[str] | None = None) -> bool:
         """Draw for the leaves with the fewest draws, up to the next number of :data:`DRAWS`."""
         if names is None:
             names = self.estimates
@@ -163,26 +159,12 @@ class _Runs(Reference):
                 self._choose_kind(draw=True)
             return True
         made = min(self.estimates[name].offered for name in chosen)
-        for enough in DRAWS:
-            if enough <= made:
-                continue
-            drawn = [self._draw_for(number, chosen, quiet) for number in range(made, enough)]
-            if any(drawn):
-                return True
-            made = enough
-        return False
-
-    def _draw_for(self, number: int, names: Iterable[str], quiet: Collection[str]) -> bool:
-        """Make a draw for those leaves whose turn it is; whether there were any."""
-        chosen = [name for name in names if self.estimates[name].offered == number]
-        if is_loud(number):
-            for name in quiet:
-                if name in chosen:
-                    self.estimates[name].offered += 1
-            chosen = [name for name in chosen if name not in quiet]
-        if chosen:
-            self._draw(number, chosen)
-        return bool(chosen)
+        if made == DRAWS[-1]:
+            return False
+        enough = next(number for number in DRAWS if number > made)
+        for number in range(made, enough):
+            self._draw(number, [name for name in chosen if self.estimates[name].offered == number])
+        return True
 
     def twin(self) -> Recording:
         """A second eager run; made when somebody asks."""

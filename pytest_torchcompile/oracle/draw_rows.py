@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, rows_at_once
+from pytest_torchcompile.oracle.estimate import HUGE, Estimate, as_real, finite_values, split_leaves
 from pytest_torchcompile.oracle.noise_levels import Projections, levels_of_rows, sample_rows, weights_of_rows
 
 __all__ = ["add_draw"]
-
-# Values from here on have deviations that do not fit in two bytes.
-_HUGE: Final = 1e38
 
 
 def add_draw(drawn: Iterable[tuple[Estimate, Any]], share: float) -> None:
@@ -33,9 +30,8 @@ def add_draw(drawn: Iterable[tuple[Estimate, Any]], share: float) -> None:
         else:
             estimate.add(value, share)
     for group in groups.values():
-        size = rows_at_once(group[0][0].value)
-        for start in range(0, len(group), size):
-            rows = group[start : start + size]
+        first, _ = group[0]
+        for rows in split_leaves(group, first.value):
             # A single one is looked at piece by piece, and so is what is not finite.
             if len(rows) == 1 or not _add_rows([estimate for estimate, _ in rows], [value for _, value in rows], share):
                 for estimate, value in rows:
@@ -61,7 +57,7 @@ def _add_rows(estimates: Sequence[Estimate], values: Sequence[torch.Tensor], sha
             weighted.square().sum(1)]
     largest = [exact.abs().amax(1), distance.amax(1)]
     numbers = torch.stack([*sums, *largest]).tolist()
-    if not all(map(math.isfinite, chain(*numbers))) or max(numbers[-2]) > _HUGE:
+    if not all(map(math.isfinite, chain(*numbers))) or max(numbers[-2]) > HUGE:
         return False
     near = distance.to(torch.bfloat16)
     if is_first:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -19,9 +19,20 @@ from pytest_torchcompile.oracle.noise_levels import (
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = [
-    "CANCELLED", "ROUNDINGS", "Estimate", "as_real", "finite_values", "piece_size", "rows_at_once",
-    "small_ones_to_cpu", "small_to_cpu", "split_pieces",
+    "CANCELLED",
+    "HUGE",
+    "ROUNDINGS",
+    "Estimate",
+    "as_real",
+    "finite_values",
+    "piece_size",
+    "small_ones_to_cpu",
+    "small_to_cpu",
+    "split_leaves",
+    "split_pieces",
 ]
+
+OneLeaf = TypeVar("OneLeaf")
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
 _PIECES = {"cpu": 1 << 17}
@@ -39,8 +50,8 @@ _STEADY = 2.0**-8
 _STEADY_ONCE = 2.0**-12
 CANCELLED: Final = 2.0**-16
 """Share of its noise up to which a leaf is zero but for rounding."""
-# A leaf with values from here on has its errors held in float64: bfloat16's largest number is 3.4e38.
-_HUGE = 1e38
+HUGE: Final = 1e38
+"""A leaf with values from here on has its errors held in float64: bfloat16's largest number is 3.4e38."""
 # Share of a dtype's range beyond which rounding decides about overflow.
 _NEAR = 0.9
 
@@ -221,7 +232,7 @@ class Estimate:
             self.spread = torch.zeros(self.value.numel(), dtype=self.spread_dtype, device=self.value.device)
             # Two bytes an element, where no error can be beyond their range.
             held, sizes = torch.bfloat16, self.value.abs()
-            if bool(((sizes > _HUGE) & (sizes < math.inf)).any()):
+            if bool(((sizes > HUGE) & (sizes < math.inf)).any()):
                 held = torch.float64
             self.reach = torch.zeros_like(self.spread, dtype=held)
             exact = sample_elements(self.value)
@@ -309,9 +320,14 @@ def piece_size(device: torch.device) -> int:
     return _PIECES.get(device.type, _PIECE)
 
 
-def rows_at_once(row: torch.Tensor) -> int:
-    """How many leaves of one length are looked at in one go: of each a table of noise by magnitude is made."""
-    return min(_MOST_ROWS, max(1, piece_size(row.device) // row.numel()))
+def split_leaves(leaves: Sequence[OneLeaf], one: torch.Tensor) -> Iterator[Sequence[OneLeaf]]:
+    """Leaves as long as ``one``, so many at a time that memory stays bounded, and 64 at most.
+
+    Of each a table of its noise by magnitude is made, which takes memory too.
+    """
+    size = min(_MOST_ROWS, max(1, piece_size(one.device) // one.numel()))
+    for start in range(0, len(leaves), size):
+        yield leaves[start : start + size]
 
 
 def split_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

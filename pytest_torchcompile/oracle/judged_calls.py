@@ -66,11 +66,10 @@ class JudgedCalls:
         A training has the seed of call 0; another call has other random numbers, and nothing is known. Nor is what is a
         problem alone: it may be none among the leaves of a whole training.
         """
+        if index != 0:
+            return {}
         found = {}
-        judged_leaves = {}
-        if index == 0:
-            judged_leaves = self._found.get((0, None), {})
-        for judged in judged_leaves.values():
+        for judged in self._found.get((0, None), {}).values():
             if problem(judged.leaf) is None:
                 leaf = replace(judged.leaf, name=first_step(judged.leaf.name))
                 found[leaf.name] = replace(judged, leaf=leaf)

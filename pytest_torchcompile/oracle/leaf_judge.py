@@ -159,7 +159,7 @@ class LeafJudge:
             self._gradient_size = 0.0
             if squares:
                 read = read_numbers(*(square.to(squares[-1].device) for square in squares))
-                # NaN is larger than nothing.
+                # Beginning with 0.0, for no comparison with NaN holds: it is passed over.
                 self._gradient_size = max(0.0, *read) ** 0.5
         return self._gradient_size
 
@@ -349,6 +349,7 @@ class LeafJudge:
         return {name for name in asked if self._wavers(self._states[name].values, again[name])}
 
     def _wavers(self, values: LeafValues, again: Item) -> bool:
+        """Whether a second eager run, ``again``, differs by more than rounding, and the float64 run differs too."""
         if any(True for _ in compare_items(values.name, values.kind, Item(values.eager), Item(again.value))):
             return not self._reference().repeats(values.name)
         beside_twin = replace(values, compiled=again.value)

@@ -33,7 +33,6 @@ __all__ = ["LeafRow", "Sums", "measure_rows"]
 # Up to the one in size, and down to the other in noise, float32 holds squares and their sums.
 _LARGEST: Final = 2.0**50
 _SMALLEST: Final = 2.0**-60
-_EXPONENTS: Final = 256
 
 
 class LeafRow:
@@ -162,7 +161,8 @@ class _Rows:
     def measure(self) -> list[Sums | None]:
         """The sums of each row; None where float32 can't hold what is summed."""
         device = self.expected.device
-        tables, weight_tables = _tables_of(self.levels), _tables_of(self.weights)
+        tables = torch.stack([levels.by_exponent() for levels in self.levels])
+        weight_tables = torch.stack([levels.by_exponent() for levels in self.weights])
         fit = (torch.minimum(tables.amin(1), weight_tables.amin(1)) >= _SMALLEST).tolist()
         work = _Workspace(
             tables.to(device),
@@ -193,12 +193,6 @@ class _Rows:
         return found
 
 
-def _tables_of(levels: Sequence[Levels]) -> torch.Tensor:
-    """The level of each exponent of float32, (rows, 256) on the CPU; zeros where nothing of a leaf has noise."""
-    tables = [each.by_exponent() for each in levels]
-    return torch.stack([torch.zeros(_EXPONENTS) if table is None else table for table in tables])
-
-
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """As rows; a single one is not copied."""
     if len(tensors) == 1:
@@ -224,7 +218,9 @@ class _Workspace:
             draws: How many there are, eager's own error among them, (rows, 1).
         """
         self._tables, self._weight_tables, self._relative = tables.flatten(), weight_tables.flatten(), relative
-        self._starts = torch.arange(len(tables), dtype=torch.int32, device=tables.device)[:, None] * _EXPONENTS
+        count, exponents = tables.shape
+        # Where each row's levels begin, once the tables are flat.
+        self._starts = torch.arange(count, dtype=torch.int32, device=tables.device)[:, None] * exponents
         self.typical, self.per_draw = typical, (draws + 1).float().reciprocal()
         self._memory: torch.Tensor | None = None
         self._wide = torch.empty(0)

@@ -52,14 +52,14 @@ class Levels:
             self._copies[exact.device] = self.by_bin.to(exact.device)
         return self._copies[exact.device][_bins_of(_exponents(exact), self.top)]
 
-    def by_exponent(self) -> torch.Tensor | None:
-        """The level of each exponent of a positive float32 number (``bits >> 23``), in float32 and on the CPU.
+    def by_exponent(self) -> torch.Tensor:
+        """The level of each of the 256 exponents of a positive float32 number (``bits >> 23``), in float32 on the CPU.
 
-        The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. None where
-        nothing of the leaf has noise.
+        The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. All are
+        zero where nothing of the leaf has noise.
         """
         if self.by_bin is None:
-            return None
+            return torch.zeros(_EXPONENTS)
         exponents = torch.arange(_EXPONENTS) + _FLOAT64_ABOVE_FLOAT32
         levels = self.by_bin[_bins_of(exponents, self.top)]
         levels[0] = torch.minimum(levels[0], self.by_bin[-1])

@@ -6,12 +6,12 @@ rows of a matrix. In float32, once the differences are taken in float64. Whateve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, rows_at_once
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, split_leaves
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws, with_values
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
@@ -86,7 +86,7 @@ def settle(pairs: Iterable[Unsettled], reference: Reference, limits: Limits) -> 
             row = LeafRow(unsettled.leaf, unsettled.eager, unsettled.compiled, estimate)
             groups.setdefault(row.group, []).append(row)
     for group in groups.values():
-        for rows in _split_group(group):
+        for rows in split_leaves(group, group[0].estimate.value):
             for row, sums in zip(rows, measure_rows(rows, limits), strict=True):
                 if sums is not None:
                     found[row.leaf.name] = _settling_of(row, sums, reference, limits)
@@ -99,13 +99,6 @@ def _fits(unsettled: Unsettled, estimate: Estimate) -> bool:
         return False
     eager = as_real(unsettled.eager)
     return eager.dtype in _NARROW and estimate.value.shape == eager.shape and eager.numel() > 0
-
-
-def _split_group(group: Sequence[LeafRow]) -> Iterator[Sequence[LeafRow]]:
-    """So many rows at a time that memory stays bounded."""
-    size = rows_at_once(group[0].estimate.value)
-    for start in range(0, len(group), size):
-        yield group[start : start + size]
 
 
 def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Settling:

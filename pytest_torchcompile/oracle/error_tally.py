@@ -10,7 +10,8 @@ import torch
 
 from pytest_torchcompile.oracle.estimate import finite_values, split_pieces
 from pytest_torchcompile.oracle.leaf_limits import OFF, Limits
-from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
+from pytest_torchcompile.oracle.measurement import read_numbers
+from pytest_torchcompile.oracle.noise_levels import Projections
 from pytest_torchcompile.oracle.scale import SEEN, Scale
 
 __all__ = ["HALF", "ErrorTally", "Stretch", "split_leaf"]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
 
-from pytest_torchcompile.oracle.noise_levels import (
-    Levels,
-    Noise,
-    Projections,
-    levels_of,
-    read_numbers,
-    sample_elements,
-)
+from pytest_torchcompile.oracle.measurement import read_numbers
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, levels_of, sample_elements
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = [
@@ -28,16 +22,19 @@ __all__ = [
     "piece_size",
     "small_ones_to_cpu",
     "small_to_cpu",
-    "split_leaves",
+    "split_groups",
     "split_pieces",
 ]
 
 OneLeaf = TypeVar("OneLeaf")
+Key = TypeVar("Key")
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
 _PIECES = {"cpu": 1 << 17}
 _PIECE = 1 << 22
 _MOST_ROWS = 64
+# Pieces that leaves may fill which are measured side by side: what each is made from is held until all are done.
+_SIDE_BY_SIDE = 2
 # Elements up to which a tensor of a GPU is looked at on the CPU.
 _SMALL = 1 << 14
 # Leaves with fewer elements have their spread kept in float64.
@@ -288,10 +285,10 @@ def _belongs_on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and tensor.numel() <= _SMALL
 
 
-def small_ones_to_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+def small_ones_to_cpu(values: Mapping[Key, Any]) -> dict[Key, Any]:
     """:func:`small_to_cpu` of each value: a GPU is waited for once for each dtype, and not for each tensor."""
     moved = dict(values)
-    groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    groups: dict[tuple[torch.dtype, torch.device], list[Key]] = {}
     for name, value in values.items():
         if isinstance(value, torch.Tensor) and is_plain(value) and _belongs_on_cpu(value):
             groups.setdefault((value.dtype, value.device), []).append(name)
@@ -320,14 +317,29 @@ def piece_size(device: torch.device) -> int:
     return _PIECES.get(device.type, _PIECE)
 
 
-def split_leaves(leaves: Sequence[OneLeaf], one: torch.Tensor) -> Iterator[Sequence[OneLeaf]]:
-    """Leaves as long as ``one``, so many at a time that memory stays bounded, and 64 at most.
+def split_groups(
+    groups: Iterable[Sequence[OneLeaf]], value_of: Callable[[OneLeaf], torch.Tensor]
+) -> Iterator[list[Sequence[OneLeaf]]]:
+    """Groups of leaves, each of one length, in lists of what is measured side by side.
 
-    Of each a table of its noise by magnitude is made, which takes memory too.
+    Memory stays bounded: a group has 64 leaves at most, as of each a table of its noise by magnitude is made. All
+    groups of a list together fill two pieces, or it is one leaf.
     """
-    size = min(_MOST_ROWS, max(1, piece_size(one.device) // one.numel()))
-    for start in range(0, len(leaves), size):
-        yield leaves[start : start + size]
+    listed: list[Sequence[OneLeaf]] = []
+    room = float(_SIDE_BY_SIDE)
+    for group in groups:
+        value = value_of(group[0])
+        share = value.numel() / piece_size(value.device)
+        most = min(_MOST_ROWS, max(1, int(1 / share)))
+        for start in range(0, len(group), most):
+            leaves = group[start : start + most]
+            if listed and room < share * len(leaves):
+                yield listed
+                listed, room = [], float(_SIDE_BY_SIDE)
+            listed.append(leaves)
+            room -= share * len(leaves)
+    if listed:
+        yield listed
 
 
 def split_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

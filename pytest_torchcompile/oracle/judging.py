@@ -13,7 +13,8 @@ from pytest_torchcompile.oracle.error_tally import ErrorTally, split_leaf
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_to_cpu, split_pieces
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
-from pytest_torchcompile.oracle.noise_levels import Projections, read_numbers
+from pytest_torchcompile.oracle.measurement import Measurement, read_numbers
+from pytest_torchcompile.oracle.noise_levels import Projections
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager
 from pytest_torchcompile.state.value_leaves import computable
@@ -146,34 +147,43 @@ def judge_beside_orders(
                    excused=text)
 
 
-def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) -> str:
+def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) -> Measurement[str]:
     """Tell the largest difference of a leaf that passes, if it is far more than a rounding of the value; else ''.
 
     Noise excuses it rightly where rounding decides about a jump, as of floor or of a comparison. Whoever reads 9 for 10
     has to be told so. ``eps`` is that of the narrowest dtype around: a loss in float32 of a half precision model is no
     more exact than the model. Values below the leaf's mean size count as that: near zero any relative error is large.
     """
-    e, c = as_real(small_to_cpu(eager.detach())), as_real(small_to_cpu(compiled.detach()))
-    e, c = computable(e), computable(c)
+    e, c = as_real(eager.detach()), as_real(compiled.detach())
     share = eps**0.5
-    apart = (e - c).abs()
-    # NaN here and infinity there are judged elsewhere.
-    sizes = e.abs().nan_to_num_(0.0, 0.0, 0.0)
-    farthest, typical = read_numbers(apart.nan_to_num_(0.0, 0.0, 0.0).amax(), sizes.mean(dtype=torch.float32))
+    farthest, typical = (yield _largest_difference(e, c)).tolist()
     # Nearly all leaves end here.
     if farthest <= share * typical:
         return ""
-    size = torch.maximum(e.abs(), c.abs()).clamp_(min=typical)
-    far = apart > share * size
-    if not bool(far.any()):
+    is_far, count, flat, one, other = (yield _far_differences(e, c, share, typical)).tolist()
+    if not is_far:
         return ""
-    flat = int(apart.where(far, 0.0).argmax())
-    one, other = (float(side.reshape(-1)[flat]) for side in (e, c))
-    place = ""
-    if e.ndim:
-        place = f" at {[int(index) for index in torch.unravel_index(torch.tensor(flat), e.shape)]}"
+    place = f" at {list(index_of(int(flat), e.shape))}" if e.ndim else ""
     return (f"eager {one:.9g}, compiled {other:.9g}{place}: excused, since rounding alone can move it so far; "
-            f"{int(far.sum())} of {e.numel()} elements are as far apart")
+            f"{int(count)} of {e.numel()} elements are as far apart")
+
+
+def _largest_difference(eager: torch.Tensor, compiled: torch.Tensor) -> torch.Tensor:
+    """The largest difference and eager's mean size; of what is finite, as all else is judged elsewhere."""
+    e, c = computable(eager), computable(compiled)
+    apart = (e - c).abs_().nan_to_num_(0.0, 0.0, 0.0).amax()
+    size = e.abs().nan_to_num_(0.0, 0.0, 0.0).mean(dtype=torch.float32)
+    return torch.stack([apart.double(), size.double()])
+
+
+def _far_differences(eager: torch.Tensor, compiled: torch.Tensor, share: float, typical: float) -> torch.Tensor:
+    """Whether elements differ by more than a share of their size, how many, the place of the farthest, its values."""
+    e, c = computable(eager), computable(compiled)
+    apart = (e - c).abs_()
+    far = apart > share * torch.maximum(e.abs(), c.abs()).clamp_(min=typical)
+    flat = apart.where(far, 0.0).argmax()
+    there = [side.reshape(-1).index_select(0, flat.view(1)).squeeze(0) for side in (e, c)]
+    return torch.stack([number.double() for number in (far.any(), far.sum(), flat, *there)])
 
 
 def _judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:

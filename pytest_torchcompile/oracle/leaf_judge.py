@@ -5,7 +5,7 @@ What it judges is listed by :func:`~pytest_torchcompile.oracle.comparison.compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -22,7 +22,7 @@ from pytest_torchcompile.oracle.judging import (
 )
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.leaf_state import LeafState, LeafValues, leaf_without_reference
-from pytest_torchcompile.oracle.noise_levels import read_numbers
+from pytest_torchcompile.oracle.measurement import measure_together, read_numbers
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.properties import ABSENT, compare_items
 from pytest_torchcompile.oracle.recording import Item, Recording
@@ -119,7 +119,7 @@ class LeafJudge:
         settlings = settle(unsettled, self._reference(), self._limits)
         for name in names:
             # A further draw may move what the ones before have left in place.
-            self._states[name].is_calm = False
+            self._states[name].is_calm = None
         for name, settling in settlings.items():
             state = self._states[name]
             state.is_calm, state.typical = settling.is_calm, settling.typical
@@ -148,7 +148,6 @@ class LeafJudge:
     def _largest_gradient(self) -> float:
         """The largest root mean square of any gradient of eager's."""
         if self._gradient_size is None:
-            # A GPU is waited for once.
             squares: list[torch.Tensor] = []
             # Those of a training are among its outputs.
             for _, kind, value in self._eager.values():
@@ -156,11 +155,8 @@ class LeafJudge:
                     continue
                 if value.is_floating_point() or value.is_complex():
                     squares.append(as_real(value).float().square().mean())
-            self._gradient_size = 0.0
-            if squares:
-                read = read_numbers(*(square.to(squares[-1].device) for square in squares))
-                # Beginning with 0.0, for no comparison with NaN holds: it is passed over.
-                self._gradient_size = max(0.0, *read) ** 0.5
+            # Beginning with 0.0, for no comparison with NaN holds: it is passed over.
+            self._gradient_size = max([0.0, *read_numbers(*squares)]) ** 0.5
         return self._gradient_size
 
     def decide(self, leaves: list[Leaf]) -> list[Leaf]:
@@ -189,11 +185,11 @@ class LeafJudge:
             leaves[places[name]] = self._measure(self._states[name].values)
         asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]
         wavering = self._wavering(asking)
-        for name, place in places.items():
-            if name in wavering:
-                leaves[place] = self._wavering_leaf(leaves[place], self._states[name].values)
-            else:
-                leaves[place] = self._with_excuse(leaves[place], self._states[name])
+        for name in wavering:
+            leaves[places[name]] = self._wavering_leaf(leaves[places[name]], self._states[name].values)
+        repeated = [leaves[place] for name, place in places.items() if name not in wavering]
+        for leaf in self._with_excuses(repeated):
+            leaves[places[leaf.name]] = leaf
         return leaves
 
     def _waiting_names(self) -> list[str]:
@@ -214,20 +210,24 @@ class LeafJudge:
             self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
         return problem(leaf, replace(limits, looks=max(limits.looks, self._gradient_count)))
 
-    def _with_excuse(self, leaf: Leaf, state: LeafState) -> Leaf:
-        """The leaf with the difference that it is excused, if there is one worth telling."""
-        values = state.values
-        if not leaf.numerical or not isinstance(values.eager, torch.Tensor):
-            return leaf
-        compiled = values.compiled.to(values.eager.dtype)
-        if self._problem(leaf, self._limits) is not None:
+    def _with_excuses(self, leaves: list[Leaf]) -> Iterator[Leaf]:
+        """Of some leaves those that are excused, with the difference if it is worth telling."""
+        excused, texts = [], []
+        for leaf in leaves:
+            state = self._states[leaf.name]
+            eager = state.values.eager
+            if not leaf.numerical or not isinstance(eager, torch.Tensor):
+                continue
+            compiled = state.values.compiled.to(eager.device, eager.dtype)
+            if self._problem(leaf, self._limits) is None:
+                if leaf.decided and not state.is_alike:
+                    excused.append(leaf)
+                    texts.append(excused_difference(eager, compiled, self._eps))
             # Nor do other orders of summation explain other random numbers.
-            if leaf.message or state.is_apart:
-                return leaf
-            return judge_beside_orders(leaf, values.eager, compiled, self._reference(), self._limits)
-        if not leaf.decided or state.is_alike:
-            return leaf
-        return replace(leaf, excused=excused_difference(values.eager, compiled, self._eps))
+            elif not leaf.message and not state.is_apart:
+                yield judge_beside_orders(leaf, eager, compiled, self._reference(), self._limits)
+        for leaf, text in zip(excused, measure_together(texts), strict=True):
+            yield replace(leaf, excused=text)
 
     def _wavering_leaf(self, leaf: Leaf, values: LeafValues) -> Leaf:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
@@ -318,7 +318,7 @@ class LeafJudge:
         no element by much. A leaf that is zero but for noise is undecided as it is.
         """
         state = self._states[leaf.name]
-        if state.is_settled or (state.is_calm and self._problem(leaf, self._limits) is None):
+        if state.is_settled:
             return False
         estimate = self._reference().estimates.get(leaf.name)
         if self._problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
@@ -326,6 +326,8 @@ class LeafJudge:
         if not estimate.offered:
             # It was measured by eager's own error, and that was small enough for it.
             return not estimate.continuous
+        if state.is_calm is not None:
+            return not state.is_calm
         return not estimate.is_steady and not estimate.is_cancelled
 
     def _wavering(self, names: Collection[str]) -> set[str]:

@@ -17,6 +17,7 @@ from pytest_torchcompile.oracle.error_tally import HALF
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, piece_size
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
+from pytest_torchcompile.oracle.measurement import Measurement, send
 from pytest_torchcompile.oracle.noise_levels import (
     Levels,
     Noise,
@@ -50,12 +51,12 @@ class LeafRow:
         return eager.dtype, eager.device, eager.numel(), self.estimate.value.device, bool(self.estimate.draws)
 
 
-def measure_rows(rows: Sequence[LeafRow], limits: Limits) -> list[Sums | None]:
+def measure_rows(rows: Sequence[LeafRow], limits: Limits) -> Measurement[list[Sums | None]]:
     """The sums of leaves of one group; None where float32 can't hold what is summed.
 
     ``limits`` say which elements count as wrong, and how far above its noise a value has to be.
     """
-    return _Rows(rows, limits).measure()
+    return (yield from _Rows(rows, limits).measure())
 
 
 @dataclass(frozen=True)
@@ -135,42 +136,38 @@ class _Rows:
         self._rows, self._limits = rows, limits
         estimates = [row.estimate for row in rows]
         self.expected = _stack([estimate.value for estimate in estimates])
-        device = self.expected.device
-        # A small leaf of a GPU is expected on the CPU: its values get there all at once.
-        self.eager = _stack([row.eager for row in rows]).to(device)
-        self.compiled = _stack([row.compiled for row in rows]).to(device)
+        self.eager = _stack([row.eager for row in rows])
+        self.compiled = _stack([row.compiled for row in rows])
         self.spread = self.reach = None
         if estimates[0].draws:
             self.spread = _stack([estimate.spread for estimate in estimates if estimate.spread is not None])
             self.reach = _stack([estimate.reach for estimate in estimates if estimate.reach is not None])
         # Eager's own error is a draw too.
-        self.draws = torch.tensor([estimate.draws + 1 for estimate in estimates], device=device)[:, None]
-        self.levels = self._levels()
-        self.weights = self.levels
-        if self.spread is not None:
-            self.weights = [estimate.levels for estimate in estimates if estimate.levels is not None]
+        self.draws = torch.tensor([estimate.draws + 1.0 for estimate in estimates])[:, None]
 
-    def _levels(self) -> list[Levels]:
+    def _levels(self) -> Measurement[list[Levels]]:
         """The usual noise by magnitude, of each row."""
         exact = sample_rows(self.expected)
         noise = [finite_values(sample_rows(self.eager).double() - exact)]
         if self.spread is not None:
             noise.append(sample_rows(self.spread).double())
-        return levels_of_rows(finite_values(exact), root_sum_square(*noise).mul_(self.draws**-0.5))
+        per_draw = send(self.draws, exact.device).double() ** -0.5
+        return (yield from levels_of_rows(finite_values(exact), root_sum_square(*noise).mul_(per_draw)))
 
-    def measure(self) -> list[Sums | None]:
+    def measure(self) -> Measurement[list[Sums | None]]:
         """The sums of each row; None where float32 can't hold what is summed."""
         device = self.expected.device
-        tables = torch.stack([levels.by_exponent() for levels in self.levels])
-        weight_tables = torch.stack([levels.by_exponent() for levels in self.weights])
+        levels = yield from self._levels()
+        weights = levels
+        if self.spread is not None:
+            weights = [row.estimate.levels for row in self._rows if row.estimate.levels is not None]
+        tables = torch.stack([each.by_exponent() for each in levels])
+        weight_tables = torch.stack([each.by_exponent() for each in weights])
         fit = (torch.minimum(tables.amin(1), weight_tables.amin(1)) >= _SMALLEST).tolist()
-        work = _Workspace(
-            tables.to(device),
-            weight_tables.to(device),
-            torch.tensor([levels.relative for levels in self.weights], device=device)[:, None],
-            torch.tensor([levels.typical for levels in self.levels], device=device)[:, None],
-            self.draws,
-        )
+        relative = torch.tensor([each.relative for each in weights])[:, None]
+        typical = torch.tensor([each.typical for each in levels])[:, None]
+        known = torch.cat([tables, weight_tables, relative, typical, self.draws], 1)
+        work = _Workspace(*torch.split(send(known, device), [tables.shape[1], weight_tables.shape[1], 1, 1, 1], 1))
         tally = _Tally(self._limits)
         size = max(1, piece_size(device) // len(self._rows))
         rows = [self.eager, self.compiled, self.expected]
@@ -183,12 +180,13 @@ class _Rows:
         for name, tensor in (("eager", self.eager), ("compiled", self.compiled), ("expected", self.expected)):
             tally.note(f"{name}_there", tensor.gather(1, there).squeeze(1))
         found: list[Sums | None] = []
-        for place, read in enumerate(tally.read()):
+        sums = yield from tally.read()
+        for place, read in enumerate(sums):
             # NaN, infinity and what float32 can't hold are seen here.
             if not fit[place] or not all(map(math.isfinite, read.values())) or read["largest"] > _LARGEST:
                 found.append(None)
                 continue
-            found.append(Sums(self.expected.shape[1], self.levels[place], self.weights[place],
+            found.append(Sums(self.expected.shape[1], levels[place], weights[place],
                               self._rows[place].estimate.noise, **read))
         return found
 
@@ -221,7 +219,7 @@ class _Workspace:
         count, exponents = tables.shape
         # Where each row's levels begin, once the tables are flat.
         self._starts = torch.arange(count, dtype=torch.int32, device=tables.device)[:, None] * exponents
-        self.typical, self.per_draw = typical, (draws + 1).float().reciprocal()
+        self.typical, self.per_draw = typical, (draws + 1).reciprocal()
         self._memory: torch.Tensor | None = None
         self._wide = torch.empty(0)
 
@@ -325,8 +323,8 @@ class _Tally:
         """Read something else with the sums, (rows,)."""
         self._noted[name] = values
 
-    def read(self) -> list[dict[str, float]]:
+    def read(self) -> Measurement[list[dict[str, float]]]:
         """Of each row, by name."""
         vectors = {**self._sums, **self._largest, **self._noted, "worst": self.worst}
-        rows = torch.stack([vector.double() for vector in vectors.values()], 1).tolist()
-        return [dict(zip(vectors, row, strict=True)) for row in rows]
+        rows = yield torch.stack([vector.double() for vector in vectors.values()], 1)
+        return [dict(zip(vectors, row, strict=True)) for row in rows.tolist()]

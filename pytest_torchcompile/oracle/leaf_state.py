@@ -40,8 +40,8 @@ class LeafState:
     """Is it far off for other random numbers?"""
     is_alike: bool = False
     """Are eager and compiled too near to be told apart?"""
-    is_calm: bool = False
-    """Do draws hardly move it?"""
+    is_calm: bool | None = None
+    """Do draws hardly move it? None where that is not known."""
     typical: float | None = None
     """The typical size of its values, where it was measured in one go."""
 

@@ -122,8 +122,10 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hidden.append((args[position], args[position].clone()))
         out = func(*self._disturb_inputs(about, args, rounding), **kwargs)
         for tensor, old in hidden:
-            if not torch.equal(tensor, old):
-                self._round_tensor(tensor, rounding.unit)
+            # Only what was written to. To ask whether anything was would wait for a GPU.
+            rounded = tensor.clone()
+            self._round_tensor(rounded, rounding.unit)
+            tensor.copy_(rounded.where(tensor != old, tensor))
         for position, name in about.writes.items():
             # in out= variants the written argument is a keyword
             written = args[position] if position < len(args) else kwargs.get(name)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-__all__ = ["Levels", "Noise", "Projections", "levels_of", "levels_of_rows", "read_numbers", "root_sum_square",
-           "sample_elements", "sample_rows", "weights_of_rows"]
+from pytest_torchcompile.oracle.measurement import Measurement, measure_alone, read_numbers, send
+
+__all__ = ["Levels", "Noise", "Projections", "levels_of", "levels_of_rows", "root_sum_square", "sample_elements",
+           "sample_rows", "weights_of_rows"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
@@ -74,11 +76,12 @@ class Levels:
 
 def levels_of(values: torch.Tensor, noise: torch.Tensor) -> Levels:
     """Of a :func:`sample_elements` of a leaf (finite) and the noise of those elements."""
-    return levels_of_rows(values[None], noise[None])[0]
+    (levels,) = measure_alone(levels_of_rows(values[None], noise[None]))
+    return levels
 
 
-def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> list[Levels]:
-    """:func:`levels_of` for each row of two float64 matrices: a GPU is waited for twice, and not for each leaf."""
+def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> Measurement[list[Levels]]:
+    """:func:`levels_of` for each row of two float64 matrices."""
     magnitude, loudness = _exponents(values), _exponents(noise)
     # Noise without an end says nothing of the other elements, and has no middle.
     loudness.masked_fill_(loudness == _ENDLESS, 0)
@@ -87,7 +90,7 @@ def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> list[Levels]:
     quietest = loudness.masked_fill(is_still, _ENDLESS).amin(1)
     sizes = values.abs()
     medians = sizes.masked_fill_(sizes == 0, math.nan).nanmedian(1).values
-    read = torch.stack([each.double() for each in (highest, loudest, quietest, medians)])
+    read = yield torch.stack([each.double() for each in (highest, loudest, quietest, medians)])
     tops, loudest_of, quietest_of, typical_of = read.tolist()
     # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an element of 1e30
     # the noise of all others would else be as large as the last bin's.
@@ -97,8 +100,10 @@ def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> list[Levels]:
     columns = (loudest[:, None] - loudness).masked_fill_(is_still, bins)
     rows = torch.arange(len(values), device=values.device)[:, None]
     cells = (rows * _BINS + _bins_of(magnitude, highest[:, None])) * (bins + 1) + columns
-    counts = torch.bincount(cells.flatten(), minlength=len(values) * _BINS * (bins + 1))
-    counts = counts.view(len(values), _BINS, bins + 1).cpu()
+    # As ``bincount``, which waits for a GPU to know the largest number.
+    counts = cells.new_zeros(len(values) * _BINS * (bins + 1))
+    counts.index_add_(0, cells.flatten(), cells.new_ones(1).expand(cells.numel()))
+    counts = (yield counts.view(len(values), _BINS, bins + 1)).long()
     found = []
     for row, (top, loud, typical) in enumerate(zip(tops, loudest_of, typical_of, strict=True)):
         by_bin = None
@@ -112,14 +117,16 @@ def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> list[Levels]:
 
 def weights_of_rows(levels: Sequence[Levels], exact: torch.Tensor) -> torch.Tensor:
     """:meth:`Levels.weights` of each row of a matrix."""
-    device = exact.device
-    tables = torch.zeros(len(levels), _BINS, dtype=torch.float64)
+    # The level of each bin, and then the two other numbers.
+    tables = torch.zeros(len(levels), _BINS + 2, dtype=torch.float64)
     for row, each in enumerate(levels):
         if each.by_bin is not None:
-            tables[row] = each.by_bin
-    tops = torch.tensor([each.top for each in levels], device=device)[:, None]
-    relative = torch.tensor([each.relative for each in levels], dtype=torch.float64, device=device)[:, None]
-    noise = tables.to(device).gather(1, _bins_of(_exponents(exact), tops))
+            tables[row, :_BINS] = each.by_bin
+    tables[:, _BINS] = torch.tensor([each.top for each in levels])
+    tables[:, _BINS + 1] = torch.tensor([each.relative for each in levels], dtype=torch.float64)
+    tables = send(tables, exact.device)
+    tops, relative = tables[:, _BINS, None].long(), tables[:, _BINS + 1, None]
+    noise = tables.gather(1, _bins_of(_exponents(exact), tops))
     torch.maximum(noise, exact.double().abs().mul_(relative), out=noise)
     return noise.reciprocal_().nan_to_num_(posinf=0.0)
 
@@ -156,23 +163,10 @@ def sample_rows(rows: torch.Tensor) -> torch.Tensor:
 
 def root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """Root of the sum of squares per element, in float64, also where a square is beyond its range."""
-    squares = first.square()
-    for other in others:
-        squares = squares + other.square()
-    root = squares.sqrt_()
-    if math.isfinite(float(root.sum())):
-        return root
     root = first.abs()
     for other in others:
         root = torch.hypot(root, other)
     return root
-
-
-def read_numbers(*numbers: torch.Tensor) -> list[float]:
-    """The values of some scalars, which a GPU is waited for once; counts are exact up to 2**53."""
-    doubles = [number.double() for number in numbers]
-    values: list[float] = torch.stack(doubles).tolist()
-    return values
 
 
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:

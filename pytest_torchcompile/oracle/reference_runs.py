@@ -9,8 +9,9 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.draw_rows import add_draw
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_to_cpu
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
+from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.noise import Dice, Wide
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
 from pytest_torchcompile.oracle.program import Program, WideCopies
@@ -237,6 +238,7 @@ class _Runs(Reference):
         drawn = self._run_with(noise)
         values = drawn.values_by_name()
         if not self.draws:
+            values = small_ones_to_cpu(values)
             refusal = drawn.error or self._lost_in(values)
             if refusal is not None:
                 self._refused += 1
@@ -251,8 +253,14 @@ class _Runs(Reference):
 
     def _lost_in(self, values: dict[str, Any]) -> Fault | None:
         """A fault where noise makes NaN of a leaf: the program asks whether two numbers are equal, and they are not."""
+        names, lost = [], []
         for name, estimate in self.estimates.items():
-            if _is_lost(estimate, values.get(name)):
+            drawn = values.get(name)
+            if estimate.continuous and isinstance(drawn, torch.Tensor) and drawn.shape == estimate.value.shape:
+                names.append(name)
+                lost.append(_is_lost(estimate.value, small_to_cpu(drawn)))
+        for name, is_lost in zip(names, read_numbers(*lost), strict=True):
+            if is_lost:
                 return Fault("ArithmeticError", f"noise makes NaN of {name}", "noise")
         return None
 
@@ -298,12 +306,10 @@ class _Runs(Reference):
         return disturb
 
 
-def _is_lost(estimate: Estimate, drawn: Any) -> bool:
+def _is_lost(expected: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """Whether a draw is NaN in most elements that have a finite value: it measures nothing."""
-    if not estimate.continuous or not isinstance(drawn, torch.Tensor) or drawn.shape != estimate.value.shape:
-        return False
-    finite = estimate.value.isfinite()
-    return bool(2 * (finite & small_to_cpu(drawn).isnan()).sum() > finite.sum())
+    finite = expected.isfinite()
+    return 2 * (finite & drawn.isnan()).sum() > finite.sum()
 
 
 def _kinds_to_try(unit: float) -> list[str]:

@@ -14,7 +14,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchcompile.oracle.noise_levels import Levels, read_numbers
+from pytest_torchcompile.oracle.measurement import Measurement
+from pytest_torchcompile.oracle.noise_levels import Levels
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
 __all__ = ["worst_by_rows"]
@@ -39,7 +40,7 @@ _MOST_SMALL: Final = 0.16
 
 def worst_by_rows(
     eager: torch.Tensor, compiled: torch.Tensor, expected: torch.Tensor, levels: Levels
-) -> tuple[float, int] | None:
+) -> Measurement[tuple[float, int] | None]:
     """The largest error over the noise of its element, and that element's place counted over all.
 
     Args:
@@ -58,13 +59,21 @@ def worst_by_rows(
     if shape is None:
         return None
     eager, compiled, expected = (tensor.reshape(shape) for tensor in (eager, compiled, expected))
-    squares_of_rows = _mean_squares_of_rows(eager, expected)
-    if not float(squares_of_rows.amax()) > 0:
+    loudest, *found = yield _ratios_by_rows(eager, compiled, expected, levels)
+    if not loudest > 0:
         return None
+    return _largest_of([float(number) for number in found], _rows_at_once(shape) * shape[1])
+
+
+def _ratios_by_rows(
+    eager: torch.Tensor, compiled: torch.Tensor, expected: torch.Tensor, levels: Levels
+) -> torch.Tensor:
+    """Eager's largest mean square of a row, and of each piece the largest squared error over noise and its place."""
+    squares_of_rows = _mean_squares_of_rows(eager, expected)
     groups = _group_rows(squares_of_rows)
     noise = _Noise(_column_profiles(eager, expected, groups), levels, unit_of(eager.dtype), smallest_noise(eager.dtype))
     believed = _believed_steps(eager, expected, squares_of_rows, groups, noise)
-    found = []
+    found = [squares_of_rows.amax()]
     for mine, theirs, exact, rows, group in _split_rows(eager, compiled, expected, squares_of_rows, groups):
         by_rows, step = noise.of(exact, rows, group)
         # As ``Scale.element_noise``: eager's error there and the level are two draws.
@@ -72,8 +81,8 @@ def worst_by_rows(
         squared_noise = torch.maximum(by_level, noise.least(exact))
         squared_noise = torch.maximum(squared_noise, by_rows.where(believed[step], 0.0))
         ratio = _squared_errors(theirs, exact).div_(squared_noise)
-        found += [ratio.amax(), ratio.argmax()]
-    return _largest_of(read_numbers(*found), _rows_at_once(shape) * shape[1])
+        found += [ratio.amax(), ratio.argmax().double()]
+    return torch.stack(found)
 
 
 @dataclass(frozen=True)
@@ -108,8 +117,8 @@ def _believed_steps(
     for mine, exact, rows, group in _split_rows(eager, expected, squares_of_rows, groups):
         by_rows, step = noise.of(exact, rows, group)
         is_small = _squared_errors(mine, exact) < by_rows * _SMALL**2
-        counts += torch.bincount(step.flatten(), minlength=_STEPS)
-        small += torch.bincount(step[is_small], minlength=_STEPS)
+        counts += _count_each(step, _STEPS)
+        small += _count_each(step, _STEPS, is_small)
     return (counts >= _FEW) & (small <= _MOST_SMALL * counts)
 
 
@@ -139,10 +148,17 @@ def _group_rows(squares: torch.Tensor) -> torch.Tensor:
     group of few rows tells no profile: such rows get the number ``_GROUPS``, of all rows together.
     """
     # Rows without an error are infinitely many halves below the loudest, and so in the last group.
-    halves = (squares / squares.amax()).log2_().mul_(-0.5).floor_()
+    halves = (squares / squares.amax()).nan_to_num_(0.0).log2_().mul_(-0.5).floor_()
     groups = halves.clamp_(0, _GROUPS - 1).long()
-    counts = torch.bincount(groups, minlength=_GROUPS)
+    counts = _count_each(groups, _GROUPS)
     return groups.masked_fill_(counts[groups] < _LEAST, _GROUPS)
+
+
+def _count_each(numbers: torch.Tensor, end: int, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """How often each number below ``end`` occurs, as by ``bincount``, which waits for a GPU; ``weights``: booleans."""
+    numbers = numbers.flatten()
+    ones = numbers.new_ones(1).expand_as(numbers) if weights is None else weights.flatten().long()
+    return numbers.new_zeros(end).index_add_(0, numbers, ones)
 
 
 def _column_profiles(eager: torch.Tensor, expected: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.oracle.estimate import as_real
+from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.scale import EAGER_ONLY_UNITS
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -29,7 +30,7 @@ def same_bits_on_gpu(pairs: Iterable[tuple[str, Any, Any]]) -> dict[str, bool]:
             is_other &= ~(one.isnan() & other.isnan())
         names.append(name)
         differing.append(is_other.any())
-    return {name: not is_other for name, is_other in zip(names, _read_flags(differing), strict=True)}
+    return {name: not is_other for name, is_other in zip(names, read_numbers(*differing), strict=True)}
 
 
 def same_but_for_rounding(runs: Iterable[tuple[str, Any, Any, float]]) -> set[str]:
@@ -47,7 +48,7 @@ def same_but_for_rounding(runs: Iterable[tuple[str, Any, Any, float]]) -> set[st
         names.append(name)
         # Not (a > b): NaN is not smaller.
         farther.append(~((second - first).abs_() <= allowed).all())
-    return {name for name, is_far in zip(names, _read_flags(farther), strict=True) if not is_far}
+    return {name for name, is_far in zip(names, read_numbers(*farther), strict=True) if not is_far}
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:
@@ -62,16 +63,3 @@ def _is_alike(one: Any, other: Any) -> bool:
     if one.is_floating_point() and one.dtype.itemsize == 1:
         return False
     return bool(one.shape == other.shape and one.dtype == other.dtype and one.device == other.device)
-
-
-def _read_flags(flags: Sequence[torch.Tensor]) -> list[bool]:
-    """The values of some scalars."""
-    by_device: dict[torch.device, list[int]] = {}
-    for place, flag in enumerate(flags):
-        by_device.setdefault(flag.device, []).append(place)
-    read = [False] * len(flags)
-    for places in by_device.values():
-        values = torch.stack([flags[place] for place in places]).tolist()
-        for place, value in zip(places, values, strict=True):
-            read[place] = value
-    return read

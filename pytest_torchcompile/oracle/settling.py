@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, split_leaves
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, split_groups
 from pytest_torchcompile.oracle.expected import WIDER, Reference
-from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws, with_values
+from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.leaf_rows import LeafRow, Sums, measure_rows
+from pytest_torchcompile.oracle.measurement import Measurement, measure_together
 from pytest_torchcompile.oracle.noise_levels import Levels
 from pytest_torchcompile.oracle.row_noise import worst_by_rows
 
@@ -47,8 +49,9 @@ class Settling:
     """Whether eager's error is a measure, and the leaf over what passes by it: a draw will tell."""
     is_near: bool
     """Whether eager is so near to what is expected that its error is rounding: :meth:`Estimate.is_near`."""
-    is_calm: bool
-    """Whether draws move no element by much, or the leaf is zero but for them: a second eager run says no more."""
+    is_calm: bool | None
+    """Whether draws move no element by much, or the leaf is zero but for them: a second eager run says no more. None
+    where nothing was drawn."""
     expected_size: float
     eager_size: float
     """Root mean squares of the values."""
@@ -79,18 +82,32 @@ def settle(pairs: Iterable[Unsettled], reference: Reference, limits: Limits) -> 
     found: dict[str, Settling] = {}
     if reference.kind not in WIDER:
         return found
-    groups: dict[tuple[object, ...], list[LeafRow]] = {}
+    for groups in split_groups(_rows_by_group(pairs, reference), lambda row: row.estimate.value):
+        measured = measure_together([measure_rows(rows, limits) for rows in groups])
+        settlings = []
+        for row, sums in zip(chain(*groups), chain(*measured), strict=True):
+            if sums is not None:
+                settlings.append(_settling_of(row, sums, reference, limits))
+        for settling in measure_together(settlings):
+            found[settling.leaf.name] = settling
+    return found
+
+
+def _rows_by_group(pairs: Iterable[Unsettled], reference: Reference) -> list[list[LeafRow]]:
+    """Those that can be measured in one go, as groups of one length."""
+    fitting = {}
     for unsettled in pairs:
         estimate = reference.estimates.get(unsettled.leaf.name)
         if estimate is not None and _fits(unsettled, estimate):
-            row = LeafRow(unsettled.leaf, unsettled.eager, unsettled.compiled, estimate)
-            groups.setdefault(row.group, []).append(row)
-    for group in groups.values():
-        for rows in split_leaves(group, group[0].estimate.value):
-            for row, sums in zip(rows, measure_rows(rows, limits), strict=True):
-                if sums is not None:
-                    found[row.leaf.name] = _settling_of(row, sums, reference, limits)
-    return found
+            fitting[unsettled.leaf.name] = unsettled
+    # A small leaf of a GPU is expected on the CPU.
+    eager = small_ones_to_cpu({name: unsettled.eager for name, unsettled in fitting.items()})
+    compiled = small_ones_to_cpu({name: unsettled.compiled for name, unsettled in fitting.items()})
+    groups: dict[tuple[object, ...], list[LeafRow]] = {}
+    for name, unsettled in fitting.items():
+        row = LeafRow(unsettled.leaf, eager[name], compiled[name], reference.estimates[name])
+        groups.setdefault(row.group, []).append(row)
+    return list(groups.values())
 
 
 def _fits(unsettled: Unsettled, estimate: Estimate) -> bool:
@@ -101,7 +118,7 @@ def _fits(unsettled: Unsettled, estimate: Estimate) -> bool:
     return eager.dtype in _NARROW and estimate.value.shape == eager.shape and eager.numel() > 0
 
 
-def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Settling:
+def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Measurement[Settling]:
     estimate = row.estimate
     size = (sums.size / sums.count) ** 0.5
     is_near = estimate.is_so_near(sums.apart, sums.size, row.eager.dtype)
@@ -109,14 +126,16 @@ def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits)
     settled: Leaf | None = leaf
     strict = limits
     is_measure = is_near
+    is_calm = None
     if estimate.draws:
+        is_calm = estimate.is_calm_at(size, sums.reach)
         # Where eager is off by more than noise its error is no draw.
         mine, *others = sums.noise.mean_squares
         is_measure = mine <= ASIDE**2 * max(sum(others) / len(others), 1.0)
     else:
         strict = limits_without_draws(limits)
         if is_near and sums.peak > strict.peak:
-            settled = _with_peak_by_rows(leaf, row, sums.levels)
+            settled = yield from _with_peak_by_rows(leaf, row, sums.levels)
     # Around eager, where its error is no draw, the leaf may be near.
     is_far_off = is_measure and leaf.far_off_among(int(sums.filled))
     is_measure = is_measure and bool(sums.has_signal) and leaf.decided
@@ -128,7 +147,7 @@ def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits)
         is_settled=is_settled,
         wants_draw=is_measure and not is_settled and not estimate.draws,
         is_near=is_near,
-        is_calm=bool(estimate.draws) and estimate.is_calm_at(size, sums.reach),
+        is_calm=is_calm,
         is_far_off=is_far_off,
         expected_size=size,
         eager_size=(max(0.0, sums.size + 2 * sums.across + sums.apart) / sums.count) ** 0.5,
@@ -147,19 +166,20 @@ def _measured_leaf(row: LeafRow, sums: Sums, reference: Reference, limits: Limit
                    compiled=sums.compiled_there, expected=sums.expected_there)
 
 
-def _with_peak_by_rows(leaf: Leaf, row: LeafRow, levels: Levels) -> Leaf | None:
+def _with_peak_by_rows(leaf: Leaf, row: LeafRow, levels: Levels) -> Measurement[Leaf | None]:
     """The leaf with its worst element in units of the noise of its row and column; None where these tell none."""
     # Of outputs nobody knows that they are products.
     if leaf.kind != "gradient":
         return None
     expected = row.estimate.value
-    # A small leaf of a GPU is expected on the CPU.
-    eager, compiled = row.eager.to(expected.device), row.compiled.to(expected.device)
-    found = worst_by_rows(eager, compiled, expected, levels)
+    found = yield from worst_by_rows(row.eager, row.compiled, expected, levels)
     if found is None:
         return None
     peak, place = found
-    return with_values(replace(leaf, peak=peak), place, eager, compiled, expected)
+    there = [tensor.reshape(-1)[place].double() for tensor in (row.eager, row.compiled, expected)]
+    eager, compiled, exact = (yield torch.stack(there)).tolist()
+    return replace(leaf, peak=peak, index=index_of(place, row.eager.shape), eager=eager, compiled=compiled,
+                   expected=exact)
 
 
 def _grain_of(sums: Sums, dtype: torch.dtype) -> float | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import Limits, Recording, compare, record, reference, same_values
+from pytest_torchcompile.oracle import Limits, Recording, compare, problem, record, reference, same_values
 from pytest_torchcompile.oracle import estimate as estimates
 from pytest_torchcompile.oracle.judged_calls import JudgedCalls
 from pytest_torchcompile.oracle.recording import Item
@@ -31,6 +32,10 @@ NAME = "pretended"
 SIZES = (40, 600)
 # These may have their indices on the CPU, or copy from there.
 MIXING = ("aten::_to_copy", "aten::copy_", "aten::index", "aten::_index")
+
+
+# Operators that wait for a GPU: so often each was run.
+WAITS: Counter[str] = Counter()
 
 
 class Pretended(torch.Tensor):
@@ -48,6 +53,7 @@ class Pretended(torch.Tensor):
 
     def tolist(self) -> Any:
         """Its values."""
+        WAITS["tolist"] += 1
         return self.raw.tolist()
 
     @classmethod
@@ -64,6 +70,9 @@ def run_operator(func: Any, args: Any, kwargs: Any) -> Any:
     if mine and any(other.ndim for other in others) and not name.startswith(MIXING):
         raise RuntimeError(f"{name}: expected all tensors to be on the same device")
     stays = bool(mine)
+    to_cpu = name.startswith("aten::_to_copy") and str(kwargs.get("device")) == "cpu"
+    if mine and (to_cpu or name.startswith(("aten::_local_scalar_dense", "aten::equal", "aten::bincount"))):
+        WAITS[name] += 1
     if kwargs.get("device") is not None:
         stays = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": "cpu"}
@@ -152,6 +161,17 @@ class Net(torch.nn.Module):
         return self.last(self.wide(x))
 
 
+class Lengths(torch.nn.Module):
+    """Gradients of so many lengths."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(24, 30 + number) for number in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([layer(x).square().mean() for layer in self.layers])
+
+
 def noisy(recording: Recording, share: float) -> Recording:
     """The same values with other roundings, as of another compiler."""
     def changed(value: Any) -> Any:
@@ -218,6 +238,23 @@ def compared_twice(title: str, model: torch.nn.Module, batch: Batch, eager: Reco
     return [f"{title}: {text}" for text in found]
 
 
+def waits_of(count: int, share: float) -> str:
+    """How often a comparison of gradients of so many lengths waits for the device, and how many draws it makes."""
+    model, batch = Lengths(count), Batch.of(torch.randn(16, 24))
+    eager = record(model, model, batch)
+    expected = reference(model, batch, draw=False)
+    expected.__class__ = Moved
+    expected._expect_values(moved_recording(_Runs._run_with(expected, 0.0)))
+    one, other = moved_recording(eager), moved_recording(noisy(eager, share))
+    twin = moved_recording(expected.program.run_eager())
+    expected._twin, expected._twins = twin, [twin]
+    WAITS.clear()
+    leaves = compare(one, other, expected)
+    assert not any(problem(leaf) for leaf in leaves), "these are right"
+    drawn = max(leaf.draws for leaf in leaves)
+    return f"{count} layers at {share:.0e}: {WAITS.total()} waits, {drawn} draws"
+
+
 def main() -> None:
     """Compare, and end with 1 where something differs."""
     warnings.simplefilter("ignore")
@@ -237,6 +274,9 @@ def main() -> None:
             wrong += compared_twice(f"{name} is broken", model, batch, eager, compiled)
         strict = Limits(rms=0.5, bias=0.5, peak=1.0)
         wrong += compared_twice("strict limits", model, batch, eager, noisy(eager, 2.0**-23), strict)
+        for share in (2.0**-24, 2.0**-21):
+            for count in (3, 30):
+                print(waits_of(count, share))
     print("\n".join(wrong))
     sys.exit(bool(wrong))
 

@@ -144,9 +144,9 @@ def test_leaves_of_one_length_are_taken_together(monkeypatch: pytest.MonkeyPatch
     taken = []
     add_rows = draw_rows._add_rows
 
-    def counted(estimates, values, share):
-        taken.append(len(estimates))
-        return add_rows(estimates, values, share)
+    def counted(rows, share):
+        taken.append(len(rows))
+        return add_rows(rows, share)
 
     monkeypatch.setattr(draw_rows, "_add_rows", counted)
     exacts = [torch.randn(9, dtype=torch.float64) for _ in range(6)] + [torch.randn(4, dtype=torch.float64)] * 2

@@ -10,6 +10,7 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Leaf, Limits, Reference, problem, record
 from pytest_torchcompile.oracle.judging import judge_numbers
+from pytest_torchcompile.oracle.measurement import measure_alone
 from pytest_torchcompile.oracle.noise_levels import levels_of
 from pytest_torchcompile.oracle.row_noise import _even_matrix, worst_by_rows
 from pytest_torchcompile.oracle.settling import Unsettled, settle
@@ -111,7 +112,7 @@ def test_more_than_256_times_the_level_is_not_believed() -> None:
     noise[::60] *= 400
     eager, compiled, expected = gradient(noise)
     levels = levels_of(*(tensor.flatten() for tensor in (expected.estimates["output"].value, noise)))
-    found = worst_by_rows(eager, compiled, expected.estimates["output"].value, levels)
+    found = measure_alone(worst_by_rows(eager, compiled, expected.estimates["output"].value, levels))
     assert found is not None
     assert found[0] > 30
 
@@ -125,9 +126,9 @@ def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     eager, compiled, expected = gradient()
     exact = expected.estimates["output"].value
     levels = levels_of(exact.flatten(), (eager.double() - exact).flatten())
-    at_once = worst_by_rows(eager, compiled, exact, levels)
+    at_once = measure_alone(worst_by_rows(eager, compiled, exact, levels))
     monkeypatch.setattr("pytest_torchcompile.oracle.row_noise._PIECE", piece)
-    in_pieces = worst_by_rows(eager, compiled, exact, levels)
+    in_pieces = measure_alone(worst_by_rows(eager, compiled, exact, levels))
     assert at_once is not None
     assert in_pieces is not None
     assert in_pieces[0] == pytest.approx(at_once[0])
@@ -149,4 +150,4 @@ def test_axes_are_parted_evenly(shape: tuple[int, ...], matrix: tuple[int, int] 
 def test_no_error_of_eager_says_nothing() -> None:
     exact = torch.ones(32, 32, dtype=torch.float64)
     levels = levels_of(exact.flatten(), torch.zeros(1024, dtype=torch.float64))
-    assert worst_by_rows(exact.float(), exact.float(), exact, levels) is None
+    assert measure_alone(worst_by_rows(exact.float(), exact.float(), exact, levels)) is None

@@ -1,4 +1,5 @@
-"""Draw rows: one draw of many leaves, taken into their estimates together. Leaves of one length are rows of a matrix.
+"""Draw rows: one draw of many leaves, taken into their estimates together. Leaves of about one length are the rows of a
+matrix.
 
 What :meth:`~pytest_torchcompile.oracle.estimate.Estimate.add` does for each, in the steps of one.
 """
@@ -16,10 +17,13 @@ from pytest_torchcompile.oracle.estimate import (
     HUGE,
     Estimate,
     as_real,
+    fill_up,
     finite_values,
+    length_class,
     piece_size,
     small_ones_to_cpu,
     split_groups,
+    stack_rows,
 )
 from pytest_torchcompile.oracle.measurement import Measurement, measure_together
 from pytest_torchcompile.oracle.noise_levels import Projections, levels_of_rows, sample_rows, weights_of_rows
@@ -38,7 +42,8 @@ def add_draw(drawn: Iterable[tuple[Estimate, Any]], share: float) -> None:
         value = values[number]
         if _fits_a_row(estimate, value):
             value = as_real(value)
-            key = (value.numel(), value.dtype, value.device, estimate.value.device, estimate.spread is not None)
+            length = length_class(value.numel())
+            key = (length, value.dtype, value.device, estimate.value.device, estimate.spread is not None)
             groups.setdefault(key, []).append((estimate, value))
         else:
             estimate.add(value, share)
@@ -60,35 +65,33 @@ def _fits_a_row(estimate: Estimate, value: Any) -> bool:
 def _add_rows(rows: Sequence[_Drawn], share: float) -> Measurement[bool]:
     """Whether the draw was taken in: else some deviation is not finite, and nothing was done."""
     estimates = [estimate for estimate, _ in rows]
-    exact = torch.stack([estimate.value.reshape(-1) for estimate in estimates])
-    value = torch.stack([value.reshape(-1) for _, value in rows])
+    exact = stack_rows([estimate.value for estimate in estimates])
+    value = stack_rows([value for _, value in rows])
+    lengths = [value.numel() for _, value in rows]
     error = (value - exact).mul_(share)
     levels = [estimate.levels for estimate in estimates if estimate.levels is not None]
     is_first = not levels
     if is_first:
         sample = sample_rows(exact)
         noise = finite_values(sample_rows(value) - sample).mul_(share)
-        levels = yield from levels_of_rows(finite_values(sample), noise)
+        levels = yield from levels_of_rows(finite_values(sample), noise, fill_up([value for _, value in rows]))
     weights = weights_of_rows(levels, exact)
     distance = error.abs()
     largest = [exact.abs().amax(1), distance.amax(1)]
     error, exact = error * weights, exact * weights
     sums = [error.square().sum(1), (error * exact).sum(1), error.sum(1), exact.square().sum(1)]
-    length = exact.shape[1]
     # Others are measured before what follows, and memory is short.
     del error, exact, value, weights
     numbers = (yield torch.stack([*sums, *largest])).tolist()
     if not all(map(math.isfinite, chain(*numbers))) or max(numbers[-2]) > HUGE:
         return False
     near = distance.to(torch.bfloat16)
-    if is_first:
-        spreads = distance.to(estimates[0].spread_dtype)
-        for row, estimate in enumerate(estimates):
-            estimate.begin_deviations(spreads[row], near[row], levels[row])
-    else:
-        for row, estimate in enumerate(estimates):
-            estimate.add_deviation(distance[row], near[row])
-    for row, estimate in enumerate(estimates):
+    spreads = distance.to(estimates[0].spread_dtype)
+    for row, (estimate, length) in enumerate(zip(estimates, lengths, strict=True)):
+        if is_first:
+            estimate.begin_deviations(spreads[row, :length], near[row, :length], levels[row])
+        else:
+            estimate.add_deviation(distance[row, :length], near[row, :length])
         projections = Projections(levels[row])
         squares, along, offset, size = (vector[row] for vector in numbers[:4])
         projections.add_sums(squares, along, offset, size, length)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from pytest_torchcompile.oracle.measurement import read_numbers
-from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, levels_of, sample_elements
+from pytest_torchcompile.oracle.noise_levels import SAMPLE, Levels, Noise, Projections, levels_of, sample_elements
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = [
@@ -18,12 +18,15 @@ __all__ = [
     "ROUNDINGS",
     "Estimate",
     "as_real",
+    "fill_up",
     "finite_values",
+    "length_class",
     "piece_size",
     "small_ones_to_cpu",
     "small_to_cpu",
     "split_groups",
     "split_pieces",
+    "stack_rows",
 ]
 
 OneLeaf = TypeVar("OneLeaf")
@@ -35,8 +38,8 @@ _PIECE = 1 << 22
 _MOST_ROWS = 64
 # Pieces that leaves may fill which are measured side by side: what each is made from is held until all are done.
 _SIDE_BY_SIDE = 2
-# Elements up to which a tensor of a GPU is looked at on the CPU.
-_SMALL = 1 << 14
+# Elements up to which a tensor of a GPU is looked at on the CPU: one that is looked at by itself is so more quickly.
+_SMALL = 1 << 11
 # Leaves with fewer elements have their spread kept in float64.
 _FINE = 1 << 20
 ROUNDINGS: Final = 2.0**8
@@ -317,10 +320,34 @@ def piece_size(device: torch.device) -> int:
     return _PIECES.get(device.type, _PIECE)
 
 
+def length_class(length: int) -> int:
+    """Leaves of one class become rows of one matrix: of one length, or up to 65,536 below the same power of two."""
+    if length > SAMPLE:
+        return length
+    return 1 << (length - 1).bit_length()
+
+
+def stack_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors as the rows of a matrix, shorter ones filled up with zeros; a single one is not copied."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    if len(flat) == 1:
+        return flat[0][None]
+    if not fill_up(tensors):
+        return torch.stack(flat)
+    return torch.nn.utils.rnn.pad_sequence(flat, batch_first=True)
+
+
+def fill_up(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """With how many zeros each is filled up to the longest; empty where all are of one length."""
+    longest = max(tensor.numel() for tensor in tensors)
+    zeros = [longest - tensor.numel() for tensor in tensors]
+    return zeros if any(zeros) else []
+
+
 def split_groups(
     groups: Iterable[Sequence[OneLeaf]], value_of: Callable[[OneLeaf], torch.Tensor]
 ) -> Iterator[list[Sequence[OneLeaf]]]:
-    """Groups of leaves, each of one length, in lists of what is measured side by side.
+    """Groups of leaves, each of one class of lengths, in lists of what is measured side by side.
 
     Memory stays bounded: a group has 64 leaves at most, as of each a table of its noise by magnitude is made. All
     groups of a list together fill two pieces, or it is one leaf.
@@ -328,8 +355,9 @@ def split_groups(
     listed: list[Sequence[OneLeaf]] = []
     room = float(_SIDE_BY_SIDE)
     for group in groups:
-        value = value_of(group[0])
-        share = value.numel() / piece_size(value.device)
+        values = [value_of(leaf) for leaf in group]
+        # Of a piece.
+        share = max(value.numel() for value in values) / piece_size(values[0].device)
         most = min(_MOST_ROWS, max(1, int(1 / share)))
         for start in range(0, len(group), most):
             leaves = group[start : start + most]

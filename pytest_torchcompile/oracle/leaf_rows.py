@@ -1,4 +1,4 @@
-"""Leaf rows: leaves of one length as the rows of a matrix, whose errors are summed up together.
+"""Leaf rows: leaves of about one length as the rows of a matrix, whose errors are summed up together.
 
 In float32, once the differences are taken in float64: the numbers of
 :class:`~pytest_torchcompile.oracle.error_tally.ErrorTally`, of many leaves in the steps of one.
@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from pytest_torchcompile.oracle.error_tally import HALF
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, piece_size
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, fill_up, finite_values, length_class, piece_size, stack_rows
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
 from pytest_torchcompile.oracle.measurement import Measurement, send
@@ -22,6 +22,7 @@ from pytest_torchcompile.oracle.noise_levels import (
     Levels,
     Noise,
     Projections,
+    exponent_tables,
     levels_of_rows,
     root_sum_square,
     sample_rows,
@@ -48,7 +49,8 @@ class LeafRow:
     def group(self) -> tuple[object, ...]:
         """What leaves have in common that are measured together."""
         eager = self.eager
-        return eager.dtype, eager.device, eager.numel(), self.estimate.value.device, bool(self.estimate.draws)
+        length = length_class(eager.numel())
+        return eager.dtype, eager.device, length, self.estimate.value.device, bool(self.estimate.draws)
 
 
 def measure_rows(rows: Sequence[LeafRow], limits: Limits) -> Measurement[list[Sums | None]]:
@@ -130,18 +132,20 @@ class Sums:
 
 
 class _Rows:
-    """Leaves of one length, dtype and device, measured together."""
+    """Leaves of one class of lengths, dtype and device, measured together. Shorter ones end with zeros."""
 
     def __init__(self, rows: Sequence[LeafRow], limits: Limits) -> None:
         self._rows, self._limits = rows, limits
         estimates = [row.estimate for row in rows]
-        self.expected = _stack([estimate.value for estimate in estimates])
-        self.eager = _stack([row.eager for row in rows])
-        self.compiled = _stack([row.compiled for row in rows])
+        self.expected = stack_rows([estimate.value for estimate in estimates])
+        self.eager = stack_rows([row.eager for row in rows])
+        self.compiled = stack_rows([row.compiled for row in rows])
+        self.lengths = [row.eager.numel() for row in rows]
+        self.filled_up = fill_up([row.eager for row in rows])
         self.spread = self.reach = None
         if estimates[0].draws:
-            self.spread = _stack([estimate.spread for estimate in estimates if estimate.spread is not None])
-            self.reach = _stack([estimate.reach for estimate in estimates if estimate.reach is not None])
+            self.spread = stack_rows([estimate.spread for estimate in estimates if estimate.spread is not None])
+            self.reach = stack_rows([estimate.reach for estimate in estimates if estimate.reach is not None])
         # Eager's own error is a draw too.
         self.draws = torch.tensor([estimate.draws + 1.0 for estimate in estimates])[:, None]
 
@@ -152,7 +156,8 @@ class _Rows:
         if self.spread is not None:
             noise.append(sample_rows(self.spread).double())
         per_draw = send(self.draws, exact.device).double() ** -0.5
-        return (yield from levels_of_rows(finite_values(exact), root_sum_square(*noise).mul_(per_draw)))
+        noise_of_sample = root_sum_square(*noise).mul_(per_draw)
+        return (yield from levels_of_rows(finite_values(exact), noise_of_sample, self.filled_up))
 
     def measure(self) -> Measurement[list[Sums | None]]:
         """The sums of each row; None where float32 can't hold what is summed."""
@@ -161,14 +166,15 @@ class _Rows:
         weights = levels
         if self.spread is not None:
             weights = [row.estimate.levels for row in self._rows if row.estimate.levels is not None]
-        tables = torch.stack([each.by_exponent() for each in levels])
-        weight_tables = torch.stack([each.by_exponent() for each in weights])
+        tables, weight_tables = exponent_tables(levels), exponent_tables(weights)
         fit = (torch.minimum(tables.amin(1), weight_tables.amin(1)) >= _SMALLEST).tolist()
         relative = torch.tensor([each.relative for each in weights])[:, None]
         typical = torch.tensor([each.typical for each in levels])[:, None]
-        known = torch.cat([tables, weight_tables, relative, typical, self.draws], 1)
-        work = _Workspace(*torch.split(send(known, device), [tables.shape[1], weight_tables.shape[1], 1, 1, 1], 1))
-        tally = _Tally(self._limits)
+        lengths = torch.tensor(self.lengths, dtype=torch.float32)[:, None]
+        known = torch.cat([tables, weight_tables, relative, typical, self.draws, lengths], 1)
+        *known_of_rows, lengths = torch.split(send(known, device), [*2 * [tables.shape[1]], 1, 1, 1, 1], 1)
+        work = _Workspace(*known_of_rows)
+        tally = _Tally(self._limits, lengths if self.filled_up else None)
         size = max(1, piece_size(device) // len(self._rows))
         rows = [self.eager, self.compiled, self.expected]
         if self.spread is not None and self.reach is not None:
@@ -176,6 +182,9 @@ class _Rows:
         for pieces in zip(*(torch.split(tensor, size, 1) for tensor in rows), strict=True):
             work.load(*pieces)
             tally.add(work, self.eager.dtype)
+        if self.filled_up:
+            # Where nothing is off, any place is the worst.
+            tally.worst = torch.minimum(tally.worst, lengths.squeeze(1).long() - 1)
         there = tally.worst[:, None]
         for name, tensor in (("eager", self.eager), ("compiled", self.compiled), ("expected", self.expected)):
             tally.note(f"{name}_there", tensor.gather(1, there).squeeze(1))
@@ -186,16 +195,9 @@ class _Rows:
             if not fit[place] or not all(map(math.isfinite, read.values())) or read["largest"] > _LARGEST:
                 found.append(None)
                 continue
-            found.append(Sums(self.expected.shape[1], levels[place], weights[place],
+            found.append(Sums(self.lengths[place], levels[place], weights[place],
                               self._rows[place].estimate.noise, **read))
         return found
-
-
-def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As rows; a single one is not copied."""
-    if len(tensors) == 1:
-        return tensors[0].reshape(1, -1)
-    return torch.stack([tensor.reshape(-1) for tensor in tensors])
 
 
 class _Workspace:
@@ -251,8 +253,9 @@ class _Workspace:
 class _Tally:
     """Sums and largest values of all rows, gathered piece by piece. Nobody waits for a GPU before the end."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, lengths: torch.Tensor | None) -> None:
+        """``lengths``: of the rows, (rows, 1), where not all fill theirs."""
+        self._limits, self._lengths = limits, lengths
         self._sums: dict[str, torch.Tensor] = {}
         self._largest: dict[str, torch.Tensor] = {}
         self._noted: dict[str, torch.Tensor] = {}
@@ -302,7 +305,11 @@ class _Tally:
         off = squared_ratio > limits.rms**2
         lost = off & (squared_size > bounds) & (squared_error >= squared_size * HALF**2)
         sums["wrong"], sums["lost"] = off.sum(1), lost.sum(1)
-        sums["blind"] = (bounds >= torch.maximum(size, piece.typical, out=size).square_()).sum(1)
+        is_blind = bounds >= torch.maximum(size, piece.typical, out=size).square_()
+        if self._lengths is not None:
+            # What fills a row up has no error and no value, so that no other number counts it.
+            is_blind &= torch.arange(self._count, self._count + size.shape[1], device=size.device) < self._lengths
+        sums["blind"] = is_blind.sum(1)
         largest = {"peak": highest.sqrt(), "farthest": squared_error.amax(1).sqrt(), "farthest_apart": farthest_apart,
                    "largest": squared_size.amax(1).sqrt(), "reach": reach, "has_signal": has_signal.float()}
         self._take(sums, largest, places)

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from pytest_torchcompile.oracle.measurement import Measurement, measure_alone, read_numbers, send
 
-__all__ = ["Levels", "Noise", "Projections", "levels_of", "levels_of_rows", "root_sum_square", "sample_elements",
-           "sample_rows", "weights_of_rows"]
+__all__ = ["SAMPLE", "Levels", "Noise", "Projections", "exponent_tables", "levels_of", "levels_of_rows",
+           "root_sum_square", "sample_elements", "sample_rows", "weights_of_rows"]
 
 # Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
 _BINS = 64
-_SAMPLE, _LINE = 1 << 16, 8
+SAMPLE: Final = 1 << 16
+"""Elements that levels are made from, of a longer leaf."""
+_LINE = 8
 # Exponents of float32, and what is added to one for that of float64.
 _EXPONENTS, _FLOAT64_ABOVE_FLOAT32 = 256, 1023 - 127
 # Exponent of float64's infinities and NaN, as `_exponents` gives it.
@@ -54,19 +57,6 @@ class Levels:
             self._copies[exact.device] = self.by_bin.to(exact.device)
         return self._copies[exact.device][_bins_of(_exponents(exact), self.top)]
 
-    def by_exponent(self) -> torch.Tensor:
-        """The level of each of the 256 exponents of a positive float32 number (``bits >> 23``), in float32 on the CPU.
-
-        The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. All are
-        zero where nothing of the leaf has noise.
-        """
-        if self.by_bin is None:
-            return torch.zeros(_EXPONENTS)
-        exponents = torch.arange(_EXPONENTS) + _FLOAT64_ABOVE_FLOAT32
-        levels = self.by_bin[_bins_of(exponents, self.top)]
-        levels[0] = torch.minimum(levels[0], self.by_bin[-1])
-        return levels.float()
-
     def weights(self, exact: torch.Tensor) -> torch.Tensor:
         """What makes the noise of all elements about one. Elements of a magnitude that was not in the sample are taken
         to have the usual relative noise."""
@@ -80,8 +70,13 @@ def levels_of(values: torch.Tensor, noise: torch.Tensor) -> Levels:
     return levels
 
 
-def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> Measurement[list[Levels]]:
-    """:func:`levels_of` for each row of two float64 matrices."""
+def levels_of_rows(
+    values: torch.Tensor, noise: torch.Tensor, filled_up: Sequence[int] = ()
+) -> Measurement[list[Levels]]:
+    """:func:`levels_of` for each row of two float64 matrices.
+
+    ``filled_up``: with how many zeros each row ends that are no elements of the leaf; nothing where none has any.
+    """
     magnitude, loudness = _exponents(values), _exponents(noise)
     # Noise without an end says nothing of the other elements, and has no middle.
     loudness.masked_fill_(loudness == _ENDLESS, 0)
@@ -91,7 +86,7 @@ def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> Measurement[lis
     sizes = values.abs()
     medians = sizes.masked_fill_(sizes == 0, math.nan).nanmedian(1).values
     read = yield torch.stack([each.double() for each in (highest, loudest, quietest, medians)])
-    tops, loudest_of, quietest_of, typical_of = read.tolist()
+    tops, loudest_of, quietest_of, _ = read.tolist()
     # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an element of 1e30
     # the noise of all others would else be as large as the last bin's.
     ranges = [int(loud - quiet) + 1 for loud, quiet in zip(loudest_of, quietest_of, strict=True) if loud]
@@ -103,40 +98,51 @@ def levels_of_rows(values: torch.Tensor, noise: torch.Tensor) -> Measurement[lis
     # As ``bincount``, which waits for a GPU to know the largest number.
     counts = cells.new_zeros(len(values) * _BINS * (bins + 1))
     counts.index_add_(0, cells.flatten(), cells.new_ones(1).expand(cells.numel()))
-    counts = (yield counts.view(len(values), _BINS, bins + 1)).long()
+    counts = (yield counts.view(len(values), _BINS, bins + 1)).int()
+    if filled_up:
+        counts[:, -1, -1] -= torch.tensor(filled_up)
+    # The middle of a bin: half an exponent above its lower end.
+    by_bin = torch.exp2(read[1, :, None] - _bin_medians(counts) - 1022.5)
+    typical = read[3].nan_to_num(0.0)
+    bins_of_typical = _bins_of(_exponents(typical), read[0].long())
+    usual_noise = by_bin.gather(1, bins_of_typical[:, None]).squeeze(1).tolist()
     found = []
-    for row, (top, loud, typical) in enumerate(zip(tops, loudest_of, typical_of, strict=True)):
-        by_bin = None
-        if loud:
-            # The middle of a bin: half an exponent above its lower end.
-            by_bin = torch.tensor([2.0 ** (loud - median - 1022.5) for median in _row_medians(counts[row])],
-                                  dtype=torch.float64)
-        found.append(_with_typical(Levels(int(top), by_bin, 0.0, 0.0), typical))
+    for row, (top, loud, size) in enumerate(zip(tops, loudest_of, typical.tolist(), strict=True)):
+        relative = usual_noise[row] / size if loud and size else 0.0
+        found.append(Levels(int(top), by_bin[row] if loud else None, size, relative))
     return found
+
+
+def exponent_tables(levels: Sequence[Levels]) -> torch.Tensor:
+    """The level of each of the 256 exponents of a positive float32 number (``bits >> 23``): (leaves, 256), in float32
+    on the CPU.
+
+    The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. All are zero
+    where nothing of the leaf has noise.
+    """
+    tables = _tables_of(levels)
+    tops = torch.tensor([each.top for each in levels])[:, None]
+    found = tables.gather(1, _bins_of(torch.arange(_EXPONENTS) + _FLOAT64_ABOVE_FLOAT32, tops))
+    found[:, 0] = torch.minimum(found[:, 0], tables[:, -1])
+    return found.float()
+
+
+def _tables_of(levels: Sequence[Levels]) -> torch.Tensor:
+    """The level of each bin: (leaves, bins), in float64 on the CPU."""
+    silent = torch.zeros(_BINS, dtype=torch.float64)
+    return torch.stack([silent if each.by_bin is None else each.by_bin for each in levels])
 
 
 def weights_of_rows(levels: Sequence[Levels], exact: torch.Tensor) -> torch.Tensor:
     """:meth:`Levels.weights` of each row of a matrix."""
     # The level of each bin, and then the two other numbers.
-    tables = torch.zeros(len(levels), _BINS + 2, dtype=torch.float64)
-    for row, each in enumerate(levels):
-        if each.by_bin is not None:
-            tables[row, :_BINS] = each.by_bin
-    tables[:, _BINS] = torch.tensor([each.top for each in levels])
-    tables[:, _BINS + 1] = torch.tensor([each.relative for each in levels], dtype=torch.float64)
+    others = torch.tensor([(each.top, each.relative) for each in levels], dtype=torch.float64)
+    tables = torch.cat([_tables_of(levels), others], 1)
     tables = send(tables, exact.device)
     tops, relative = tables[:, _BINS, None].long(), tables[:, _BINS + 1, None]
     noise = tables.gather(1, _bins_of(_exponents(exact), tops))
     torch.maximum(noise, exact.double().abs().mul_(relative), out=noise)
     return noise.reciprocal_().nan_to_num_(posinf=0.0)
-
-
-def _with_typical(levels: Levels, typical: float) -> Levels:
-    """``typical``: NaN where all magnitudes are zero."""
-    if math.isnan(typical):
-        return levels
-    usual_noise = float(levels.of(torch.tensor(typical, dtype=torch.float64)))
-    return replace(levels, typical=typical, relative=usual_noise / typical)
 
 
 def _bins_of(magnitude: torch.Tensor, top: int | torch.Tensor) -> torch.Tensor:
@@ -155,10 +161,10 @@ def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
 def sample_rows(rows: torch.Tensor) -> torch.Tensor:
     """:func:`sample_elements` of each row of a matrix."""
     count, length = rows.shape
-    if length <= _SAMPLE:
+    if length <= SAMPLE:
         return rows
     lines = rows[:, : length // _LINE * _LINE].reshape(count, -1, _LINE)
-    return lines[:, :: (length // _SAMPLE) | 1].reshape(count, -1)
+    return lines[:, :: (length // SAMPLE) | 1].reshape(count, -1)
 
 
 def root_sum_square(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -174,33 +180,39 @@ def _exponents(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double().view(torch.int64).bitwise_right_shift(52).bitwise_and_(0x7FF)
 
 
-def _row_medians(counts: torch.Tensor) -> list[int]:
-    """The bin of the lower median of each row, of the row's nearest neighbours too where it has few.
+def _bin_medians(counts: torch.Tensor) -> torch.Tensor:
+    """The bin of the lower median of each bin of magnitude, of its nearest neighbours too where it has few elements.
 
-    ``counts``: (_BINS, bins of noise + 1) on the CPU; the last column are elements without noise. Some leaf has some.
+    ``counts``: (leaves, _BINS, bins of noise + 1) on the CPU; the last column are elements without noise. Returns
+    (leaves, _BINS); of a leaf without noise it says nothing.
     """
-    filled = counts.sum(1).nonzero().flatten()
-    noisy = counts[:, :-1]
-    loud = noisy.sum(1).tolist()
-    enough = min(_LEAST, sum(loud))
-    lows, highs = [], []
-    for number in filled.tolist():
-        low, high, found = number, number + 1, loud[number]
-        while found < enough:
-            low, high = max(0, low - 1), min(len(loud), high + 1)
-            found = sum(loud[low:high])
-        lows.append(low)
-        highs.append(high)
-    # Row i: how many elements the rows before i have of each noise. So a difference sums the rows low to high.
-    sums_before = torch.nn.functional.pad(noisy.cumsum(0), (0, 0, 1, 0))
-    pooled = sums_before[highs] - sums_before[lows]
+    bins = torch.arange(_BINS)
+    noisy = counts[..., :-1]
+    # Row i: how many elements the bins before i have of each noise. So a difference sums the bins low to high.
+    sums_before = torch.nn.functional.pad(noisy.cumsum(1), (0, 0, 1, 0))
+    loud_before = sums_before.sum(2)
+    enough = loud_before[:, -1].clamp(max=_LEAST)
+    # So many neighbours on both sides: at most all of them. (bins, neighbours)
+    lows = (bins[:, None] - bins).clamp_(min=0)
+    highs = (bins[:, None] + bins + 1).clamp_(max=_BINS)
+    has_enough = loud_before[:, highs] - loud_before[:, lows] >= enough[:, None, None]
+    # The first that is true.
+    neighbours = has_enough.int().argmax(2)
+    low, high = (bins - neighbours).clamp_(min=0), (bins + neighbours + 1).clamp_(max=_BINS)
+    pooled = _rows_at(sums_before, high) - _rows_at(sums_before, low)
     # The first bin is the loudest: the lower median is the last one that has at most half of all before it.
-    at_least_so_loud = pooled.cumsum(1)
-    medians = (at_least_so_loud <= at_least_so_loud[:, -1:] // 2).sum(1).clamp_(max=noisy.shape[1] - 1)
-    # Rows without elements take the median of the nearest row that has some.
-    nearest = (torch.arange(len(loud))[:, None] - filled).abs().argmin(1)
-    found_medians: list[int] = medians[nearest].tolist()
-    return found_medians
+    at_least_so_loud = pooled.cumsum(2)
+    medians = (at_least_so_loud <= at_least_so_loud[..., -1:] // 2).sum(2).clamp_(max=noisy.shape[2] - 1)
+    # Bins without elements take the median of the nearest one that has some.
+    distances = (bins[:, None] - bins).abs().expand(len(counts), -1, -1)
+    is_empty = counts.sum(2) == 0
+    nearest = distances.masked_fill(is_empty[:, None], _BINS).argmin(2)
+    return medians.gather(1, nearest)
+
+
+def _rows_at(matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Of each matrix the rows at its places."""
+    return matrices.gather(1, places[..., None].expand(-1, -1, matrices.shape[2]))
 
 
 class Projections:

@@ -262,8 +262,9 @@ class LeafJudge:
     def _wanting(self, leaves: list[Leaf], names: Collection[str] | None = None) -> list[str]:
         """Of some of all measured leaves, or of all, those of which more draws may say something else.
 
-        They say nothing of what other random numbers have set apart: of a leaf that is far off after a draw; and where
-        most are off, of each that is off after a few, far or not. Noise may be too wide for far.
+        They say nothing of what other random numbers have set apart: of a leaf that is far off after a draw; where most
+        are far off, of each that is off; and where most are off, of each that is off after a few. Noise may be too wide
+        for far.
         """
         chosen = [leaf for leaf in leaves if names is None or leaf.name in names]
         wanting = [leaf for leaf in chosen if not self._states[leaf.name].is_settled and self._is_suspicious(leaf)]
@@ -271,8 +272,12 @@ class LeafJudge:
             # Eager's own error is the first draw.
             wanting = [leaf for leaf in wanting if leaf.draws <= 1 or not self._is_set_apart(leaf)]
             all_measured = [*leaves, *(state.judged for state in self._states.values() if state.judged is not None)]
-            if 2 * sum(leaf.wrong > 1 / 2 for leaf in all_measured) > max(len(all_measured), _MANY):
-                wanting = [leaf for leaf in wanting if leaf.draws <= FEW or leaf.wrong < _OFF_AT_LEAST]
+            most = max(len(all_measured), _MANY) / 2
+            few = FEW
+            if sum(self._is_set_apart(leaf) for leaf in all_measured) > most:
+                few = 1
+            if sum(leaf.wrong > 1 / 2 for leaf in all_measured) > most:
+                wanting = [leaf for leaf in wanting if leaf.draws <= few or leaf.wrong < _OFF_AT_LEAST]
         return [leaf.name for leaf in wanting]
 
     def _is_set_apart(self, leaf: Leaf) -> bool:

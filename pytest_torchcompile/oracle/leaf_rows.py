@@ -14,7 +14,15 @@ from typing import Final
 import torch
 
 from pytest_torchcompile.oracle.error_tally import HALF
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, fill_up, finite_values, length_class, piece_size, stack_rows
+from pytest_torchcompile.oracle.estimate import (
+    Estimate,
+    as_real,
+    fill_up,
+    finite_values,
+    length_class,
+    piece_size,
+    stack_rows,
+)
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
 from pytest_torchcompile.oracle.measurement import Measurement, send

@@ -109,8 +109,10 @@ class Program:
         dtype: torch.dtype,
         mode: AbstractContextManager[Any] | None,
         disturb: Callable[[torch.Tensor], None] | None = None,
+        rest: bool = True,
     ) -> Recording:
-        """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
+        """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first. ``rest``: as for
+        ``record``."""
         if dtype not in self.wide_copies:
             self.wide_copies.clear()
             self.wide_copies[dtype] = _widened_copy(self.module, dtype)
@@ -121,7 +123,7 @@ class Program:
         if disturb is not None:
             _disturb_all(disturb, module, batch)
         with _written_out(dtype):
-            recording = self._record(module, batch, mode, sparing=True)
+            recording = self._record(module, batch, mode, sparing=True, rest=rest)
         module.zero_grad()
         # The run has written to a shared parameter, or may have: the next one needs a new base.
         written = any(parameter._version != versions[id(parameter)] for parameter in base.parameters())
@@ -129,16 +131,17 @@ class Program:
             self.wide_copies.clear()
         return recording
 
-    def run_disturbed(self, disturb: Callable[[torch.Tensor], None]) -> Recording:
-        """Run a copy in the model's own precision; ``disturb`` is given each of its floating tensors first."""
+    def run_disturbed(self, disturb: Callable[[torch.Tensor], None], rest: bool = True) -> Recording:
+        """Run a copy in the model's own precision; the rest as for :meth:`run_wide`."""
         module, batch = copy_model(self.module), self.batch.clone()
         _disturb_all(disturb, module, batch)
-        return self._record(module, batch, None, sparing=True)
+        return self._record(module, batch, None, sparing=True, rest=rest)
 
     def _record(
-        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None, sparing: bool = False
+        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None, sparing: bool = False,
+        rest: bool = True,
     ) -> Recording:
-        """``sparing``: as for ``record``, of a module that nobody else has."""
+        """``sparing``: as for ``record``, of a module that nobody else has. ``rest``: as for ``record``."""
         unwritten = sparing and self._spares_parameters
         named = module
         if isinstance(module, _Called):
@@ -146,7 +149,7 @@ class Program:
         with warnings.catch_warnings(), eager_on_purpose():
             warnings.simplefilter("ignore")  # the eager run has said them already
             return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode,
-                          sparing=sparing, unwritten=unwritten)
+                          rest=rest, sparing=sparing, unwritten=unwritten)
 
 
 def _state_tensors(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -29,7 +29,7 @@ from pytest_torchcompile.oracle.recording import (
 )
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.training import Training, default_loss, left_out, loss_of
+from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, default_loss, left_out, loss_of
 from pytest_torchcompile.state.torch_state import seed_everything
 from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
@@ -98,7 +98,7 @@ def record(
     through = replace(run, only=recording.left_out).record_call(call, module, batch)
     gradients, properties = dict(recording.gradients), dict(recording.properties)
     for name, gradient in through.gradients.items():
-        new_name = f"{name} by outputs that the loss leaves out"
+        new_name = name + BY_LEFT_OUT
         gradients[new_name], properties[new_name] = gradient, through.properties[name]
     return replace(recording, gradients=gradients, properties=properties, error=through.error)
 

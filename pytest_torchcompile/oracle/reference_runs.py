@@ -17,6 +17,7 @@ from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_uni
 from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 __all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
 
@@ -235,7 +236,9 @@ class _Runs(Reference):
         """
         noise, share = noise_of_draw(number)
         self._dice.begin_sequence(number + DRAWS[-1] * self._refused)
-        drawn = self._run_with(noise)
+        names = list(names)
+        # Those gradients take a second forward and backward pass.
+        drawn = self._run_with(noise, rest=any(name.endswith(BY_LEFT_OUT) for name in names))
         values = drawn.values_by_name()
         if not self.draws:
             values = small_ones_to_cpu(values)
@@ -264,29 +267,30 @@ class _Runs(Reference):
                 return Fault("ArithmeticError", f"noise makes NaN of {name}", "noise")
         return None
 
-    def _run_with(self, noise: float) -> Recording:
-        """Run the program as its kind says, with so many times its usual noise; 0: exactly."""
+    def _run_with(self, noise: float, rest: bool = True) -> Recording:
+        """Run the program as its kind says, with so many times its usual noise; 0: exactly. ``rest``: as for
+        ``record``."""
         if self.kind == "eager-draws":
-            return self._run_disturbed(noise)
+            return self._run_disturbed(noise, rest)
         try:
-            return self._run_wide(noise)
+            return self._run_wide(noise, rest)
         except Exception as error:  # a device without float64, no memory for it
             return Recording(error=Fault.of(error, "widening"))
 
-    def _run_disturbed(self, noise: float) -> Recording:
+    def _run_disturbed(self, noise: float, rest: bool) -> Recording:
         """Eager with its parameters and inputs disturbed by a few roundings: less would be rounded away, and each
         operator behind them rounds once more."""
         if not noise:
             return self.program.run_eager()
         try:
-            return self.program.run_disturbed(self._disturbance(_ROUNDINGS * noise * self.unit))
+            return self.program.run_disturbed(self._disturbance(_ROUNDINGS * noise * self.unit), rest)
         except Exception as error:  # tensors that refuse to be written to
             return Recording(error=Fault.of(error, "disturbing"))
 
-    def _run_wide(self, noise: float) -> Recording:
+    def _run_wide(self, noise: float, rest: bool) -> Recording:
         wide = torch.float32 if self.kind == "float32" else torch.float64
         if self.kind == "float64-inputs":
-            return self.program.run_wide(wide, None, self._disturbance(noise * self.unit))
+            return self.program.run_wide(wide, None, self._disturbance(noise * self.unit), rest=rest)
         unit, accumulator = self.unit, min(self.unit, FLOAT32_UNIT)
         if self.kind == "same-precision":
             # less than one unit in the last place can't be drawn in the same dtype
@@ -296,7 +300,7 @@ class _Runs(Reference):
             inputs = input_units(self.program.tensors, self.unit)
         mode = Wide(wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=accumulator,
                     inputs=inputs, by_operator=self._by_operator)
-        return self.program.run_wide(wide, mode)
+        return self.program.run_wide(wide, mode, rest=rest)
 
     def _disturbance(self, unit: float) -> Callable[[torch.Tensor], None]:
         def disturb(tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -31,8 +31,11 @@ from pytest_torchcompile.oracle.recording import (
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.state.value_leaves import dense_form, leaves_of, same_bits
 
-__all__ = ["Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of", "no_loss",
+__all__ = ["BY_LEFT_OUT", "Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of", "no_loss",
            "parameters_told_by_gradients", "rename_leaves", "steps_of"]
+
+BY_LEFT_OUT: Final = " by outputs that the loss leaves out"
+"""Ends the name of a gradient that comes of a further backward pass: through the outputs that the loss does not use."""
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:

@@ -142,8 +142,8 @@ def moved_recording(recording: Recording) -> Recording:
 class Moved(_Runs):
     """A reference whose runs are made on the CPU, and come to the device."""
 
-    def _run_with(self, noise: float) -> Recording:
-        return moved_recording(super()._run_with(noise))
+    def _run_with(self, noise: float, rest: bool = True) -> Recording:
+        return moved_recording(super()._run_with(noise, rest))
 
 
 class Net(torch.nn.Module):

@@ -16,7 +16,7 @@ from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.tape import _drawn_by
-from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
+from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, no_loss, steps_of
 from pytest_torchcompile.oracle.trial import Trial
 
 pytestmark = pytest.mark.needs_torch
@@ -325,3 +325,40 @@ def test_gradients_of_nothing_but_noise_get_no_draw_in_a_training_either():
     leaf = next(leaf for leaf in compare(eager, replace(eager, outputs=outputs), expected) if leaf.name == name)
     assert not leaf.decided
     assert expected.estimates[name].offered == 0
+
+
+class Heads(nn.Module):
+    """Two outputs behind one layer; it counts its calls, those of its copies too."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        Heads.calls += 1
+        hidden = self.first(x).tanh()
+        return {"one": self.one(hidden), "other": self.other(hidden)}
+
+
+def drawn_for(names):
+    """What draws for some leaves do to them, and how many forward passes they take."""
+    torch.manual_seed(0)
+    model, batch = Heads(), Batch.of(torch.ones(2, 6))
+    expected = reference(model, batch, loss=lambda output, value: output["one"].square().sum(), draw=False)
+    Heads.calls = 0
+    for _ in range(2):
+        assert expected.more(names)
+    return {name: expected.estimates[name].spread for name in names}, Heads.calls
+
+
+def test_draws_make_the_pass_through_other_outputs_only_for_its_own_gradients():
+    """It is a forward and a backward pass more. What is drawn for a leaf is the same with it and without."""
+    one = "gradient of first.weight"
+    alone, calls = drawn_for([one])
+    assert calls == 2
+    both, calls = drawn_for([one, one + BY_LEFT_OUT])
+    assert calls == 4
+    assert torch.equal(alone[one], both[one])
+    assert not torch.equal(both[one], both[one + BY_LEFT_OUT])

@@ -66,7 +66,7 @@ def _add_rows(rows: Sequence[_Drawn], share: float) -> Measurement[bool]:
     """Whether the draw was taken in: else some deviation is not finite, and nothing was done."""
     estimates = [estimate for estimate, _ in rows]
     exact = stack_rows([estimate.value for estimate in estimates])
-    value = stack_rows([value for _, value in rows])
+    value = stack_rows([value for _, value in rows]).to(exact.device)
     lengths = [value.numel() for _, value in rows]
     error = (value - exact).mul_(share)
     levels = [estimate.levels for estimate in estimates if estimate.levels is not None]
@@ -91,7 +91,7 @@ def _add_rows(rows: Sequence[_Drawn], share: float) -> Measurement[bool]:
         if is_first:
             estimate.begin_deviations(spreads[row, :length], near[row, :length], levels[row])
         else:
-            estimate.add_deviation(distance[row, :length], near[row, :length])
+            estimate.add_deviation(spreads[row, :length], near[row, :length])
         projections = Projections(levels[row])
         squares, along, offset, size = (vector[row] for vector in numbers[:4])
         projections.add_sums(squares, along, offset, size, length)

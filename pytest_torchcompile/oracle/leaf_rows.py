@@ -51,7 +51,8 @@ class LeafRow:
     def __init__(self, leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, estimate: Estimate) -> None:
         """Take two tensors of one dtype, and an estimate of their shape."""
         self.leaf, self.estimate = leaf, estimate
-        self.eager, self.compiled = as_real(eager.detach()), as_real(compiled.detach())
+        device = estimate.value.device
+        self.eager, self.compiled = as_real(eager.detach()).to(device), as_real(compiled.detach()).to(device)
 
     @property
     def group(self) -> tuple[object, ...]:

@@ -69,7 +69,7 @@ def read_numbers(*numbers: torch.Tensor) -> list[float]:
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the CPU on another device; a GPU is not waited for, as it is where memory may move."""
+    """A tensor of the CPU on another device. A GPU is not waited for, as it reads from memory that is pinned."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

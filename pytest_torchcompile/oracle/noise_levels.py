@@ -84,7 +84,7 @@ def levels_of_rows(
     highest, loudest = magnitude.amax(1), loudness.amax(1)
     quietest = loudness.masked_fill(is_still, _ENDLESS).amin(1)
     sizes = values.abs()
-    medians = sizes.masked_fill_(sizes == 0, math.nan).nanmedian(1).values
+    medians = _lower_medians(sizes.masked_fill_(sizes == 0, math.nan))
     read = yield torch.stack([each.double() for each in (highest, loudest, quietest, medians)])
     tops, loudest_of, quietest_of, _ = read.tolist()
     # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an element of 1e30
@@ -111,6 +111,15 @@ def levels_of_rows(
         relative = usual_noise[row] / size if loud and size else 0.0
         found.append(Levels(int(top), by_bin[row] if loud else None, size, relative))
     return found
+
+
+def _lower_medians(rows: torch.Tensor) -> torch.Tensor:
+    """Of each row, NaN aside; NaN where nothing else is there."""
+    if rows.device.type == "cpu":
+        return rows.nanmedian(1).values
+    # Where deterministic algorithms are asked for torch refuses a GPU's median, as it tells a place too.
+    places = (rows == rows).sum(1).sub_(1).clamp_(min=0).bitwise_right_shift_(1)
+    return rows.sort(1).values.gather(1, places[:, None]).squeeze(1)
 
 
 def exponent_tables(levels: Sequence[Levels]) -> torch.Tensor:

@@ -28,7 +28,7 @@ from pytest_torchcompile.oracle.properties import ABSENT, compare_items
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.same_values import same_bits_on_gpu, same_but_for_rounding
-from pytest_torchcompile.oracle.settling import Settling, Unsettled, settle
+from pytest_torchcompile.oracle.settling import Settling, settle
 
 __all__ = ["LeafJudge"]
 
@@ -110,13 +110,7 @@ class LeafJudge:
 
     def _settle(self, names: Collection[str]) -> dict[str, Settling]:
         """All that can be measured in one go."""
-        unsettled = []
-        for name in names:
-            values = self._states[name].values
-            if isinstance(values.eager, torch.Tensor):
-                leaf = new_leaf(values.name, values.kind, values.eager)
-                unsettled.append(Unsettled(leaf, values.eager, values.compiled.to(values.eager.dtype)))
-        settlings = settle(unsettled, self._reference(), self._limits)
+        settlings = settle((self._states[name].values for name in names), self._reference(), self._limits)
         for name in names:
             # A further draw may move what the ones before have left in place.
             self._states[name].is_calm = None

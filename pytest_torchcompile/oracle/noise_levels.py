@@ -60,8 +60,7 @@ class Levels:
     def weights(self, exact: torch.Tensor) -> torch.Tensor:
         """What makes the noise of all elements about one. Elements of a magnitude that was not in the sample are taken
         to have the usual relative noise."""
-        noise = torch.maximum(self.of(exact), exact.double().abs() * self.relative)
-        return noise.reciprocal_().nan_to_num_(posinf=0.0)
+        return _weights(self.of(exact), exact, self.relative)
 
 
 def levels_of(values: torch.Tensor, noise: torch.Tensor) -> Levels:
@@ -149,8 +148,11 @@ def weights_of_rows(levels: Sequence[Levels], exact: torch.Tensor) -> torch.Tens
     tables = torch.cat([_tables_of(levels), others], 1)
     tables = send(tables, exact.device)
     tops, relative = tables[:, _BINS, None].long(), tables[:, _BINS + 1, None]
-    noise = tables.gather(1, _bins_of(_exponents(exact), tops))
-    torch.maximum(noise, exact.double().abs().mul_(relative), out=noise)
+    return _weights(tables.gather(1, _bins_of(_exponents(exact), tops)), exact, relative)
+
+
+def _weights(noise: torch.Tensor, exact: torch.Tensor, relative: float | torch.Tensor) -> torch.Tensor:
+    noise = torch.maximum(noise, exact.double().abs().mul_(relative))
     return noise.reciprocal_().nan_to_num_(posinf=0.0)
 
 

@@ -9,32 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, split_groups
 from pytest_torchcompile.oracle.expected import WIDER, Reference
-from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws
+from pytest_torchcompile.oracle.judging import ASIDE, grain_of, index_of, limits_without_draws, new_leaf
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.leaf_rows import LeafRow, Sums, measure_rows
+from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.measurement import Measurement, measure_together
 from pytest_torchcompile.oracle.noise_levels import Levels
 from pytest_torchcompile.oracle.row_noise import worst_by_rows
 
-__all__ = ["Settling", "Unsettled", "settle"]
+__all__ = ["Settling", "settle"]
 
 # Dtypes whose differences float32 holds.
 _NARROW = frozenset({torch.float32, torch.bfloat16, torch.float16})
-
-
-@dataclass(frozen=True)
-class Unsettled:
-    """A leaf that is not measured yet, and its two values."""
-
-    leaf: Leaf
-    eager: torch.Tensor
-    compiled: torch.Tensor
-    """Of eager's dtype."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +57,11 @@ class Settling:
     """The largest difference of eager and compiled."""
 
 
-def settle(pairs: Iterable[Unsettled], reference: Reference, limits: Limits) -> dict[str, Settling]:
+def settle(unsettled: Iterable[LeafValues], reference: Reference, limits: Limits) -> dict[str, Settling]:
     """Measure leaves in units of the noise that is known: of eager's own error, and of the draws that there are.
 
     Args:
-        pairs: What differs. Nothing is said of values that are no narrow floating numbers, or that are nowhere
+        unsettled: What differs. Nothing is said of values that are no narrow floating numbers, or that are nowhere
             expected.
         reference: What is expected.
         limits: Say which elements count as wrong. A leaf has to hold them, and stricter ones before any draw.
@@ -82,7 +74,7 @@ def settle(pairs: Iterable[Unsettled], reference: Reference, limits: Limits) -> 
     found: dict[str, Settling] = {}
     if reference.kind not in WIDER:
         return found
-    for groups in split_groups(_rows_by_group(pairs, reference), lambda row: row.estimate.value):
+    for groups in split_groups(_rows_by_group(unsettled, reference), lambda row: row.estimate.value):
         measured = measure_together([measure_rows(rows, limits) for rows in groups])
         settlings = []
         for row, sums in zip(chain(*groups), chain(*measured), strict=True):
@@ -93,29 +85,32 @@ def settle(pairs: Iterable[Unsettled], reference: Reference, limits: Limits) -> 
     return found
 
 
-def _rows_by_group(pairs: Iterable[Unsettled], reference: Reference) -> list[list[LeafRow]]:
-    """Those that can be measured in one go, as groups of one length."""
+def _rows_by_group(unsettled: Iterable[LeafValues], reference: Reference) -> list[list[LeafRow]]:
+    """Those that can be measured in one go, as groups of about one length."""
     fitting = {}
-    for unsettled in pairs:
-        estimate = reference.estimates.get(unsettled.leaf.name)
-        if estimate is not None and _fits(unsettled, estimate):
-            fitting[unsettled.leaf.name] = unsettled
+    for values in unsettled:
+        estimate = reference.estimates.get(values.name)
+        if estimate is not None and _fits(values.eager, estimate):
+            fitting[values.name] = values
     # A small leaf of a GPU is expected on the CPU.
-    eager = small_ones_to_cpu({name: unsettled.eager for name, unsettled in fitting.items()})
-    compiled = small_ones_to_cpu({name: unsettled.compiled for name, unsettled in fitting.items()})
+    eager = small_ones_to_cpu({name: values.eager for name, values in fitting.items()})
+    compiled = small_ones_to_cpu({name: values.compiled.to(values.eager.dtype) for name, values in fitting.items()})
     groups: dict[tuple[object, ...], list[LeafRow]] = {}
-    for name, unsettled in fitting.items():
-        row = LeafRow(unsettled.leaf, eager[name], compiled[name], reference.estimates[name])
+    for name, values in fitting.items():
+        leaf = new_leaf(name, values.kind, eager[name])
+        row = LeafRow(leaf, eager[name], compiled[name], reference.estimates[name])
         groups.setdefault(row.group, []).append(row)
     return list(groups.values())
 
 
-def _fits(unsettled: Unsettled, estimate: Estimate) -> bool:
-    """Whether float32 can hold the values, and they can be measured from what is expected."""
+def _fits(eager: Any, estimate: Estimate) -> bool:
+    """Whether float32 can hold eager's values, and they can be measured from what is expected."""
     if estimate.brink is not None or not estimate.continuous or bool(estimate.offered) != bool(estimate.draws):
         return False
-    eager = as_real(unsettled.eager)
-    return eager.dtype in _NARROW and estimate.value.shape == eager.shape and eager.numel() > 0
+    if not isinstance(eager, torch.Tensor) or not eager.numel():
+        return False
+    eager = as_real(eager)
+    return eager.dtype in _NARROW and estimate.value.shape == eager.shape
 
 
 def _settling_of(row: LeafRow, sums: Sums, reference: Reference, limits: Limits) -> Measurement[Settling]:

@@ -10,10 +10,11 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Leaf, Limits, Reference, problem, record
 from pytest_torchcompile.oracle.judging import judge_numbers
+from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.measurement import measure_alone
 from pytest_torchcompile.oracle.noise_levels import levels_of
 from pytest_torchcompile.oracle.row_noise import _even_matrix, worst_by_rows
-from pytest_torchcompile.oracle.settling import Unsettled, settle
+from pytest_torchcompile.oracle.settling import settle
 
 pytestmark = pytest.mark.needs_torch
 ROWS, COLUMNS = 600, 500
@@ -62,7 +63,7 @@ def settled(
     eager: torch.Tensor, compiled: torch.Tensor, expected: Reference, kind: str = "gradient"
 ) -> Leaf | None:
     leaf = Leaf("output", kind, numel=eager.numel(), dtype="float32")
-    settling = settle([Unsettled(leaf, eager, compiled)], expected, Limits())["output"]
+    settling = settle([LeafValues(leaf.name, leaf.kind, eager, compiled)], expected, Limits())["output"]
     return settling.leaf if settling.is_settled else None
 
 

@@ -11,11 +11,11 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Leaf, Limits, Recording, Reference, compare, problem, record, reference
 from pytest_torchcompile.oracle.estimate import Estimate
-from pytest_torchcompile.oracle.judging import judge_numbers, judge_values
+from pytest_torchcompile.oracle.judging import judge_numbers, judge_values, new_leaf
 from pytest_torchcompile.oracle.leaf_judge import LeafJudge
 from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.noise_levels import _bin_medians
-from pytest_torchcompile.oracle.settling import Unsettled, settle
+from pytest_torchcompile.oracle.settling import settle
 
 pytestmark = pytest.mark.needs_torch
 
@@ -38,12 +38,12 @@ def some_values(dtype: torch.dtype, spread: float = 1.0) -> tuple[torch.Tensor, 
 
 
 def settled(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, expected: Reference) -> Leaf | None:
-    settling = settle([Unsettled(leaf, eager, compiled)], expected, Limits()).get(leaf.name)
+    settling = settle([LeafValues(leaf.name, leaf.kind, eager, compiled)], expected, Limits()).get(leaf.name)
     return settling.leaf if settling is not None and settling.is_settled else None
 
 
 def both_ways(eager: torch.Tensor, compiled: torch.Tensor, expected: Reference) -> tuple[Leaf | None, Leaf]:
-    leaf = Leaf("output", "value", numel=eager.numel(), dtype=str(eager.dtype))
+    leaf = new_leaf("output", "value", eager)
     return settled(leaf, eager, compiled, expected), judge_numbers(leaf, eager, compiled, expected, Limits())
 
 
@@ -192,8 +192,13 @@ def test_a_leaf_that_eager_is_far_from_is_measured_after_a_draw(monkeypatch: pyt
 ROWS = 8
 
 
-def many_values(length: int, draws: int, dtype: torch.dtype = torch.float32) -> tuple[list[Unsettled], Reference]:
-    """Leaves of one length, of sizes from 2**-12 to 2**9, each rounded twice and drawn for some times."""
+def many_values(
+    length: int, draws: int, dtype: torch.dtype = torch.float32, shorter: int = 0
+) -> tuple[list[LeafValues], Reference]:
+    """Leaves of sizes from 2**-12 to 2**9, each rounded twice and drawn for some times.
+
+    ``shorter``: by so much each is shorter than the one before.
+    """
     torch.manual_seed(length)
     wide = Reference(record(lambda x: x, None, Batch.of(torch.zeros(1)), train=False))
     wide.kind, wide.estimates = "float64", {}
@@ -201,30 +206,29 @@ def many_values(length: int, draws: int, dtype: torch.dtype = torch.float32) -> 
     eps = torch.finfo(dtype).eps
     for row in range(ROWS):
         name = f"leaf {row}"
-        exact, size = torch.randn(length, dtype=torch.float64), 8.0 ** (row - ROWS // 2)
+        exact, size = torch.randn(length - row * shorter, dtype=torch.float64), 8.0 ** (row - ROWS // 2)
         eager, compiled, *drawn = (rounded_at_random(exact, eps) * size for _ in range(2 + draws))
         estimate = wide.estimates[name] = Estimate(exact * size)
         for value in drawn:
             estimate.add(value)
             estimate.offered += 1
-        leaf = Leaf(name, "value", numel=length, dtype=str(dtype).removeprefix("torch."))
-        unsettled.append(Unsettled(leaf, eager.to(dtype), compiled.to(dtype)))
+        unsettled.append(LeafValues(name, "value", eager.to(dtype), compiled.to(dtype)))
     return unsettled, wide
 
 
 @pytest.mark.parametrize("draws", [0, 1, 5])
-@pytest.mark.parametrize("length", [1, 7, 1000, 200_000])
-def test_many_leaves_have_the_numbers_of_each_alone(length: int, draws: int) -> None:
-    unsettled, wide = many_values(length, draws)
+@pytest.mark.parametrize(("length", "shorter"), [(1, 0), (7, 0), (1000, 0), (1000, 60), (65_536, 4000), (200_000, 0)])
+def test_many_leaves_have_the_numbers_of_each_alone(length: int, shorter: int, draws: int) -> None:
+    unsettled, wide = many_values(length, draws, shorter=shorter)
     found = settle(unsettled, wide, Limits())
     alone = {}
     for each in unsettled:
         alone |= settle([each], wide, Limits())
     count = 0
     for each in unsettled:
-        name = each.leaf.name
+        name = each.name
         settling, by_itself = found[name], alone[name]
-        long = judge_numbers(each.leaf, each.eager, each.compiled, wide, Limits())
+        long = judge_values(name, each.kind, each.eager, each.compiled, wide, Limits())
         assert settling.is_settled == by_itself.is_settled
         assert settling.expected_size == pytest.approx(by_itself.expected_size)
         estimate = wide.estimates[name]
@@ -244,8 +248,9 @@ def test_many_leaves_have_the_numbers_of_each_alone(length: int, draws: int) -> 
 
 @pytest.mark.parametrize("draws", [0, 1, 5])
 @pytest.mark.parametrize("fault", [break_one, shift_all, lose_one, nan_one])
-def test_the_leaf_with_a_fault_is_not_settled_and_its_neighbours_are(fault, draws: int) -> None:
-    unsettled, wide = many_values(3000, draws)
+@pytest.mark.parametrize("shorter", [0, 120])
+def test_the_leaf_with_a_fault_is_not_settled_and_its_neighbours_are(fault, draws: int, shorter: int) -> None:
+    unsettled, wide = many_values(3000, draws, shorter=shorter)
     before = settle(unsettled, wide, Limits())
     fault(unsettled[7].compiled)
     found = settle(unsettled, wide, Limits())
@@ -268,7 +273,7 @@ def test_jumps_that_a_draw_has_seen_count_as_noise() -> None:
     chosen.compiled[5] = jumped[5].float()
     settling = settle([chosen], wide, Limits())["leaf 7"]
     leaf = settling.leaf
-    long = judge_numbers(chosen.leaf, chosen.eager, chosen.compiled, wide, Limits())
+    long = judge_values(chosen.name, chosen.kind, chosen.eager, chosen.compiled, wide, Limits())
     assert settling.is_settled
     assert leaf.peak == pytest.approx(long.peak, rel=1e-3)
     # Means count it as one; here it counts as what it is.
@@ -296,10 +301,10 @@ def test_leaves_of_several_lengths_and_dtypes() -> None:
     others, more = many_values(300, 0, torch.bfloat16)
     renamed = []
     for each in others:
-        leaf = replace(each.leaf, name=f"other {each.leaf.name}")
-        wide.estimates[leaf.name] = more.estimates[each.leaf.name]
-        renamed.append(replace(each, leaf=leaf))
-    whole = Unsettled(Leaf("whole", "value", numel=3), torch.arange(3), torch.arange(3) + 1)
+        other = replace(each, name=f"other {each.name}")
+        wide.estimates[other.name] = more.estimates[each.name]
+        renamed.append(other)
+    whole = LeafValues("whole", "value", torch.arange(3), torch.arange(3) + 1)
     wide.estimates["whole"] = Estimate(torch.arange(3))
     found = settle([*unsettled, whole, *renamed], wide, Limits())
     assert len(found) == 2 * ROWS
@@ -309,7 +314,7 @@ def test_leaves_of_several_lengths_and_dtypes() -> None:
 def test_what_one_draw_leaves_in_place_a_further_one_may_move() -> None:
     """Then a second eager run is asked again."""
     unsettled, wide = many_values(300, 1)
-    chosen, name = unsettled[3], unsettled[3].leaf.name
+    chosen, name = unsettled[3], unsettled[3].name
     judge = LeafJudge(wide, Limits(), Recording())
     judge.first_leaf(LeafValues(name, "value", chosen.eager, chosen.compiled))
     judge._settle([name])

@@ -38,6 +38,8 @@ _PIECE = 1 << 22
 _MOST_ROWS = 64
 # Pieces that leaves may fill which are measured side by side: what each is made from is held until all are done.
 _SIDE_BY_SIDE = 2
+# And groups: their tables are held too.
+_MOST_GROUPS = 16
 # Elements up to which a tensor of a GPU is looked at on the CPU: one that is looked at by itself is so more quickly.
 _SMALL = 1 << 11
 # Leaves with fewer elements have their spread kept in float64.
@@ -361,7 +363,7 @@ def split_groups(
         most = min(_MOST_ROWS, max(1, int(1 / share)))
         for start in range(0, len(group), most):
             leaves = group[start : start + most]
-            if listed and room < share * len(leaves):
+            if len(listed) == _MOST_GROUPS or (listed and room < share * len(leaves)):
                 yield listed
                 listed, room = [], float(_SIDE_BY_SIDE)
             listed.append(leaves)

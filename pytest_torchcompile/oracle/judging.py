@@ -181,7 +181,7 @@ def _far_differences(eager: torch.Tensor, compiled: torch.Tensor, share: float, 
     e, c = computable(eager), computable(compiled)
     apart = (e - c).abs_()
     far = apart > share * torch.maximum(e.abs(), c.abs()).clamp_(min=typical)
-    flat = apart.where(far, 0.0).argmax()
+    flat = apart.masked_fill_(~far, 0.0).argmax()
     there = [side.reshape(-1).index_select(0, flat.view(1)).squeeze(0) for side in (e, c)]
     return torch.stack([number.double() for number in (far.any(), far.sum(), flat, *there)])
 

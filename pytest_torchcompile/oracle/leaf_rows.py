@@ -156,7 +156,7 @@ class _Rows:
             self.spread = stack_rows([estimate.spread for estimate in estimates if estimate.spread is not None])
             self.reach = stack_rows([estimate.reach for estimate in estimates if estimate.reach is not None])
         # Eager's own error is a draw too.
-        self.draws = torch.tensor([estimate.draws + 1.0 for estimate in estimates])[:, None]
+        self.draws = _column([estimate.draws + 1.0 for estimate in estimates])
 
     def _levels(self) -> Measurement[list[Levels]]:
         """The usual noise by magnitude, of each row."""
@@ -177,10 +177,8 @@ class _Rows:
             weights = [row.estimate.levels for row in self._rows if row.estimate.levels is not None]
         tables, weight_tables = exponent_tables(levels), exponent_tables(weights)
         fit = (torch.minimum(tables.amin(1), weight_tables.amin(1)) >= _SMALLEST).tolist()
-        relative = torch.tensor([each.relative for each in weights])[:, None]
-        typical = torch.tensor([each.typical for each in levels])[:, None]
-        lengths = torch.tensor(self.lengths, dtype=torch.float32)[:, None]
-        known = torch.cat([tables, weight_tables, relative, typical, self.draws, lengths], 1)
+        relative, typical = _column([each.relative for each in weights]), _column([each.typical for each in levels])
+        known = torch.cat([tables, weight_tables, relative, typical, self.draws, _column(self.lengths)], 1)
         *known_of_rows, lengths = torch.split(send(known, device), [*2 * [tables.shape[1]], 1, 1, 1, 1], 1)
         work = _Workspace(*known_of_rows)
         tally = _Tally(self._limits, lengths if self.filled_up else None)
@@ -207,6 +205,11 @@ class _Rows:
             found.append(Sums(self.lengths[place], levels[place], weights[place],
                               self._rows[place].estimate.noise, **read))
         return found
+
+
+def _column(numbers: Sequence[float]) -> torch.Tensor:
+    """One number of each row, on the CPU whatever the default device is."""
+    return torch.tensor(numbers, dtype=torch.float32, device="cpu")[:, None]
 
 
 class _Workspace:

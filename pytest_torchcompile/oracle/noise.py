@@ -118,7 +118,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         hidden = []
         for position in about.running:
-            if position < len(args) and self._can_round(args[position]):
+            if position < len(args) and self._can_round(args[position]) and not _is_expanded(args[position]):
                 hidden.append((args[position], args[position].clone()))
         out = func(*self._disturb_inputs(about, args, rounding), **kwargs)
         for tensor, old in hidden:
@@ -248,6 +248,11 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if unit == _FLOAT16_UNIT:
             # float16 runs out of exponents: below 2**-14 the error is absolute
             self._dice.add_drift(tensor, self.factor * 2.0**-25, below=2.0**-14)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several elements have one place in memory: torch writes to no such tensor."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _is_exact_size(tensor: torch.Tensor, unit: float) -> bool:

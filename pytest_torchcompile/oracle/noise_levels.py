@@ -5,7 +5,7 @@ whole and how much of it points one way.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,8 @@ SAMPLE: Final = 1 << 16
 _LINE = 8
 # Exponents of float32, and what is added to one for that of float64.
 _EXPONENTS, _FLOAT64_ABOVE_FLOAT32 = 256, 1023 - 127
+# Bins of noise that the rows of one table have at most, all together.
+_MOST_BINS = 1 << 13
 # Exponent of float64's infinities and NaN, as `_exponents` gives it.
 _ENDLESS = 0x7FF
 # Elements that a median is made from; where a bin has fewer, its nearest neighbours lend theirs.
@@ -88,20 +90,20 @@ def levels_of_rows(
     tops, loudest_of, quietest_of, _ = read.tolist()
     # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an element of 1e30
     # the noise of all others would else be as large as the last bin's.
-    ranges = [int(loud - quiet) + 1 for loud, quiet in zip(loudest_of, quietest_of, strict=True) if loud]
-    bins = max(ranges, default=1)
-    # One more column than bins of noise, the last: elements that no draw has moved.
-    columns = (loudest[:, None] - loudness).masked_fill_(is_still, bins)
-    rows = torch.arange(len(values), device=values.device)[:, None]
-    cells = (rows * _BINS + _bins_of(magnitude, highest[:, None])) * (bins + 1) + columns
-    # As ``bincount``, which waits for a GPU to know the largest number.
-    counts = cells.new_zeros(len(values) * _BINS * (bins + 1))
-    counts.index_add_(0, cells.flatten(), cells.new_ones(1).expand(cells.numel()))
-    counts = (yield counts.view(len(values), _BINS, bins + 1)).int()
-    if filled_up:
-        counts[:, -1, -1] -= torch.tensor(filled_up)
+    bins_of_rows = [int(loud - quiet) + 1 if loud else 1 for loud, quiet in zip(loudest_of, quietest_of, strict=True)]
+    noise_bins = (loudest[:, None] - loudness).masked_fill_(is_still, -1)
+    magnitude_bins = _bins_of(magnitude, highest[:, None])
+    medians_of_bins = torch.zeros(len(values), _BINS, dtype=torch.int64, device="cpu")
+    for rows in _split_by_bins(bins_of_rows):
+        bins = max(bins_of_rows[row] for row in rows)
+        # All of them, but for a leaf whose noise is of many sizes.
+        chosen = slice(None) if len(rows) == len(values) else rows
+        counts = (yield _count_elements(magnitude_bins[chosen], noise_bins[chosen], bins)).int()
+        if filled_up:
+            counts[:, -1, -1] -= torch.tensor([filled_up[row] for row in rows], device="cpu")
+        medians_of_bins[chosen] = _bin_medians(counts)
     # The middle of a bin: half an exponent above its lower end.
-    by_bin = torch.exp2(read[1, :, None] - _bin_medians(counts) - 1022.5)
+    by_bin = torch.exp2(read[1, :, None] - medians_of_bins - 1022.5)
     typical = read[3].nan_to_num(0.0)
     bins_of_typical = _bins_of(_exponents(typical), read[0].long())
     usual_noise = by_bin.gather(1, bins_of_typical[:, None]).squeeze(1).tolist()
@@ -110,6 +112,32 @@ def levels_of_rows(
         relative = usual_noise[row] / size if loud and size else 0.0
         found.append(Levels(int(top), by_bin[row] if loud else None, size, relative))
     return found
+
+
+def _split_by_bins(bins_of_rows: Sequence[int]) -> Iterator[list[int]]:
+    """The rows in lists, so that the tables of a list have no more than so many columns together, or it is one row."""
+    listed: list[int] = []
+    for row in sorted(range(len(bins_of_rows)), key=bins_of_rows.__getitem__):
+        # The last row has the most.
+        if listed and (len(listed) + 1) * bins_of_rows[row] > _MOST_BINS:
+            yield sorted(listed)
+            listed = []
+        listed.append(row)
+    yield sorted(listed)
+
+
+def _count_elements(magnitude_bins: torch.Tensor, noise_bins: torch.Tensor, bins: int) -> torch.Tensor:
+    """Of each row how many elements have a magnitude and a noise: (rows, _BINS, bins + 1).
+
+    The last column are elements that no draw has moved, whose bin of noise is -1.
+    """
+    columns = noise_bins.masked_fill(noise_bins < 0, bins)
+    rows = torch.arange(len(columns), device=columns.device)[:, None]
+    cells = (rows * _BINS + magnitude_bins) * (bins + 1) + columns
+    # As ``bincount``, which waits for a GPU to know the largest number.
+    counts = cells.new_zeros(len(columns) * _BINS * (bins + 1))
+    counts.index_add_(0, cells.flatten(), cells.new_ones(1).expand(cells.numel()))
+    return counts.view(len(columns), _BINS, bins + 1)
 
 
 def _lower_medians(rows: torch.Tensor) -> torch.Tensor:
@@ -129,22 +157,23 @@ def exponent_tables(levels: Sequence[Levels]) -> torch.Tensor:
     where nothing of the leaf has noise.
     """
     tables = _tables_of(levels)
-    tops = torch.tensor([each.top for each in levels])[:, None]
-    found = tables.gather(1, _bins_of(torch.arange(_EXPONENTS) + _FLOAT64_ABOVE_FLOAT32, tops))
+    tops = torch.tensor([each.top for each in levels], device="cpu")[:, None]
+    exponents = torch.arange(_EXPONENTS, device="cpu") + _FLOAT64_ABOVE_FLOAT32
+    found = tables.gather(1, _bins_of(exponents, tops))
     found[:, 0] = torch.minimum(found[:, 0], tables[:, -1])
     return found.float()
 
 
 def _tables_of(levels: Sequence[Levels]) -> torch.Tensor:
     """The level of each bin: (leaves, bins), in float64 on the CPU."""
-    silent = torch.zeros(_BINS, dtype=torch.float64)
+    silent = torch.zeros(_BINS, dtype=torch.float64, device="cpu")
     return torch.stack([silent if each.by_bin is None else each.by_bin for each in levels])
 
 
 def weights_of_rows(levels: Sequence[Levels], exact: torch.Tensor) -> torch.Tensor:
     """:meth:`Levels.weights` of each row of a matrix."""
     # The level of each bin, and then the two other numbers.
-    others = torch.tensor([(each.top, each.relative) for each in levels], dtype=torch.float64)
+    others = torch.tensor([(each.top, each.relative) for each in levels], dtype=torch.float64, device="cpu")
     tables = torch.cat([_tables_of(levels), others], 1)
     tables = send(tables, exact.device)
     tops, relative = tables[:, _BINS, None].long(), tables[:, _BINS + 1, None]
@@ -197,7 +226,7 @@ def _bin_medians(counts: torch.Tensor) -> torch.Tensor:
     ``counts``: (leaves, _BINS, bins of noise + 1) on the CPU; the last column are elements without noise. Returns
     (leaves, _BINS); of a leaf without noise it says nothing.
     """
-    bins = torch.arange(_BINS)
+    bins = torch.arange(_BINS, device="cpu")
     noisy = counts[..., :-1]
     # Row i: how many elements the bins before i have of each noise. So a difference sums the bins low to high.
     sums_before = torch.nn.functional.pad(noisy.cumsum(1), (0, 0, 1, 0))

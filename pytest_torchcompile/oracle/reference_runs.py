@@ -237,8 +237,10 @@ class _Runs(Reference):
         noise, share = noise_of_draw(number)
         self._dice.begin_sequence(number + DRAWS[-1] * self._refused)
         names = list(names)
-        # Those gradients take a second forward and backward pass.
-        drawn = self._run_with(noise, rest=any(name.endswith(BY_LEFT_OUT) for name in names))
+        # Those gradients take a second forward and backward pass. The first draw of all makes it in any case: whether
+        # this kind of run takes noise is asked there.
+        rest = not self.draws or any(name.endswith(BY_LEFT_OUT) for name in names)
+        drawn = self._run_with(noise, rest)
         values = drawn.values_by_name()
         if not self.draws:
             values = small_ones_to_cpu(values)

@@ -79,7 +79,7 @@ def _ratios_by_rows(
         # As ``Scale.element_noise``: eager's error there and the level are two draws.
         by_level = _squared_errors(mine, exact).add_(levels.of(exact).square()).mul_(0.5)
         squared_noise = torch.maximum(by_level, noise.least(exact))
-        squared_noise = torch.maximum(squared_noise, by_rows.where(believed[step], 0.0))
+        squared_noise = torch.maximum(squared_noise, by_rows.masked_fill_(~believed[step], 0.0))
         ratio = _squared_errors(theirs, exact).div_(squared_noise)
         found += [ratio.amax(), ratio.argmax().double()]
     return torch.stack(found)

@@ -15,7 +15,7 @@ from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.reference_runs import FEW
-from pytest_torchcompile.oracle.tape import _drawn_by
+from pytest_torchcompile.oracle.tape import Tape, _drawn_by
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, no_loss, steps_of
 from pytest_torchcompile.oracle.trial import Trial
 
@@ -357,8 +357,50 @@ def test_draws_make_the_pass_through_other_outputs_only_for_its_own_gradients():
     """It is a forward and a backward pass more. What is drawn for a leaf is the same with it and without."""
     one = "gradient of first.weight"
     alone, calls = drawn_for([one])
-    assert calls == 2
+    # The first draw of all makes it, to see whether it takes noise.
+    assert calls == 3
     both, calls = drawn_for([one, one + BY_LEFT_OUT])
     assert calls == 4
     assert torch.equal(alone[one], both[one])
     assert not torch.equal(both[one], both[one + BY_LEFT_OUT])
+
+
+class Picky(torch.autograd.Function):
+    """Its backward takes a gradient of equal rows alone, as none is any more after noise."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if not torch.equal(gradient[0], gradient[1]):
+            raise RuntimeError("the rows differ")
+        return gradient
+
+
+class PickyHead(nn.Module):
+    """An output that the loss leaves out, whose backward pass no noise gets through."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 30), nn.Linear(30, 10)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.second(hidden), (Picky.apply(hidden) * 1.7).sum(0) * 1.3
+
+
+def test_the_first_draw_asks_whether_the_second_backward_pass_takes_noise():
+    """What leaves of the first pass have asked for before decides nothing about gradients of the second."""
+    torch.manual_seed(0)
+    model, batch, tape = PickyHead(), Batch.of(torch.randn(16, 20)), Tape()
+    asked = {"loss": lambda output, value: output[0].square().mean(), "tape": tape}
+    assert record(model, model, batch, loss=asked["loss"], mode=tape).error is None
+    expected = reference(model, batch, draw=False, **asked)
+    name = "gradient of first.weight"
+    assert expected.more([name])
+    assert expected.kind == "float64-inputs"
+    assert "the rows differ" in expected.why
+    assert expected.more([name + BY_LEFT_OUT])
+    assert expected.estimates[name + BY_LEFT_OUT].draws > 0

@@ -102,6 +102,18 @@ def test_what_is_written_to_is_rounded():
     assert torch.allclose(mean, 0.1 * images.mean(0), rtol=1e-4)
 
 
+def test_running_statistics_that_are_only_read_stay():
+    """Also where one number stands for all channels: torch writes to no such tensor."""
+    mean, var = torch.full((1,), 0.25, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    images = torch.rand(8, 4, dtype=torch.float64)
+    with wide():
+        F.batch_norm(images, mean.expand(4), var.expand(4), training=False)
+        F.batch_norm(images, own_mean := torch.full((4,), 0.25, dtype=torch.float64), var.repeat(4), training=False)
+    assert (mean == 0.25).all()
+    assert (var == 1).all()
+    assert (own_mean == 0.25).all()
+
+
 def test_float16_underflows_absolutely():
     """Below 2**-14 the error of float16 is a part of its smallest step, not of the value; zeros stay zero."""
     x = torch.tensor([2.0**-24, 0.0] * 500, dtype=torch.float64)

@@ -14,7 +14,8 @@ from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.judging import judge_numbers, judge_values, new_leaf
 from pytest_torchcompile.oracle.leaf_judge import LeafJudge
 from pytest_torchcompile.oracle.leaf_state import LeafValues
-from pytest_torchcompile.oracle.noise_levels import _bin_medians
+from pytest_torchcompile.oracle.measurement import measure_alone
+from pytest_torchcompile.oracle.noise_levels import _bin_medians, levels_of, levels_of_rows
 from pytest_torchcompile.oracle.settling import settle
 
 pytestmark = pytest.mark.needs_torch
@@ -162,6 +163,40 @@ def test_usual_noise_by_magnitude() -> None:
     medians = _bin_medians(torch.stack(all_counts))
     for case, counts in enumerate(all_counts):
         assert medians[case].tolist() == long_row_medians(counts.tolist()), case
+
+
+def test_leaves_whose_noise_is_of_many_sizes_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the tables of all other leaves in the group would be as wide as theirs."""
+    tables = []
+
+    def counted(counts: torch.Tensor) -> torch.Tensor:
+        tables.append(counts.shape)
+        return _bin_medians(counts)
+
+    torch.manual_seed(0)
+    values = torch.randn(64, 40, dtype=torch.float64)
+    values[7, 1] = 1e-300
+    noise = values * 2.0**-24 * torch.rand(64, 40, dtype=torch.float64)
+    alone = [levels_of(*pair) for pair in zip(values, noise, strict=True)]
+    monkeypatch.setattr("pytest_torchcompile.oracle.noise_levels._bin_medians", counted)
+    together = measure_alone(levels_of_rows(values, noise))
+    assert sum(rows for rows, _, _ in tables) == 64
+    assert max(rows * bins for rows, _, bins in tables) < 10_000
+    for one, other in zip(alone, together, strict=True):
+        assert (one.top, one.typical, one.relative) == (other.top, other.typical, other.relative)
+        assert torch.equal(one.by_bin, other.by_bin)
+
+
+def test_the_default_device_is_the_users() -> None:
+    """What is made for the measuring is on the CPU, or where the leaves are."""
+    unsettled, wide = many_values(1000, 1, shorter=60)
+    before = settle(unsettled, wide, Limits())
+    torch.set_default_device("meta")
+    try:
+        after = settle(unsettled, wide, Limits())
+    finally:
+        torch.set_default_device(None)
+    assert after == before
 
 
 def cancelled(x: torch.Tensor) -> torch.Tensor:

@@ -17,13 +17,13 @@ from pytest_torchcompile.oracle.estimate import (
     HUGE,
     Estimate,
     as_real,
-    fill_up,
     finite_values,
     length_class,
     piece_size,
     small_ones_to_cpu,
     split_groups,
     stack_rows,
+    zeros_to_fill,
 )
 from pytest_torchcompile.oracle.measurement import Measurement, measure_together
 from pytest_torchcompile.oracle.noise_levels import Projections, levels_of_rows, sample_rows, weights_of_rows
@@ -49,10 +49,10 @@ def add_draw(drawn: Iterable[tuple[Estimate, Any]], share: float) -> None:
             estimate.add(value, share)
     for listed in split_groups(groups.values(), lambda pair: pair[0].value):
         taken = measure_together([_add_rows(rows, share) for rows in listed])
-        for rows, is_taken in zip(listed, taken, strict=True):
-            # What is not finite is looked at piece by piece.
-            for estimate, value in () if is_taken else rows:
-                estimate.add(value, share)
+        refused = [rows for rows, is_taken in zip(listed, taken, strict=True) if not is_taken]
+        # What is not finite is looked at piece by piece.
+        for estimate, value in chain(*refused):
+            estimate.add(value, share)
 
 
 def _fits_a_row(estimate: Estimate, value: Any) -> bool:
@@ -74,7 +74,7 @@ def _add_rows(rows: Sequence[_Drawn], share: float) -> Measurement[bool]:
     if is_first:
         sample = sample_rows(exact)
         noise = finite_values(sample_rows(value) - sample).mul_(share)
-        levels = yield from levels_of_rows(finite_values(sample), noise, fill_up([value for _, value in rows]))
+        levels = yield from levels_of_rows(finite_values(sample), noise, zeros_to_fill([value for _, value in rows]))
     weights = weights_of_rows(levels, exact)
     distance = error.abs()
     largest = [exact.abs().amax(1), distance.amax(1)]

@@ -18,7 +18,6 @@ __all__ = [
     "ROUNDINGS",
     "Estimate",
     "as_real",
-    "fill_up",
     "finite_values",
     "length_class",
     "piece_size",
@@ -27,6 +26,7 @@ __all__ = [
     "split_groups",
     "split_pieces",
     "stack_rows",
+    "zeros_to_fill",
 ]
 
 OneLeaf = TypeVar("OneLeaf")
@@ -334,12 +334,12 @@ def stack_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     flat = [tensor.reshape(-1) for tensor in tensors]
     if len(flat) == 1:
         return flat[0][None]
-    if not fill_up(tensors):
+    if not zeros_to_fill(tensors):
         return torch.stack(flat)
     return torch.nn.utils.rnn.pad_sequence(flat, batch_first=True)
 
 
-def fill_up(tensors: Sequence[torch.Tensor]) -> list[int]:
+def zeros_to_fill(tensors: Sequence[torch.Tensor]) -> list[int]:
     """With how many zeros each is filled up to the longest; empty where all are of one length."""
     longest = max(tensor.numel() for tensor in tensors)
     zeros = [longest - tensor.numel() for tensor in tensors]
@@ -351,8 +351,8 @@ def split_groups(
 ) -> Iterator[list[Sequence[OneLeaf]]]:
     """Groups of leaves, each of one class of lengths, in lists of what is measured side by side.
 
-    Memory stays bounded: a group has 64 leaves at most, as of each a table of its noise by magnitude is made. All
-    groups of a list together fill two pieces, or it is one leaf.
+    Memory stays bounded: a group has 64 leaves at most, as of each a table of its noise by magnitude is made. A list
+    has 16 groups at most, which together fill two pieces, or it is one leaf.
     """
     listed: list[Sequence[OneLeaf]] = []
     room = float(_SIDE_BY_SIDE)

@@ -163,7 +163,9 @@ def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) 
     is_far, count, flat, one, other = (yield _far_differences(e, c, share, typical)).tolist()
     if not is_far:
         return ""
-    place = f" at {list(index_of(int(flat), e.shape))}" if e.ndim else ""
+    place = ""
+    if e.ndim:
+        place = f" at {list(index_of(int(flat), e.shape))}"
     return (f"eager {one:.9g}, compiled {other:.9g}{place}: excused, since rounding alone can move it so far; "
             f"{int(count)} of {e.numel()} elements are as far apart")
 

@@ -17,11 +17,11 @@ from pytest_torchcompile.oracle.error_tally import HALF
 from pytest_torchcompile.oracle.estimate import (
     Estimate,
     as_real,
-    fill_up,
     finite_values,
     length_class,
     piece_size,
     stack_rows,
+    zeros_to_fill,
 )
 from pytest_torchcompile.oracle.judging import BIAS_FLOOR
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
@@ -57,9 +57,7 @@ class LeafRow:
     @property
     def group(self) -> tuple[object, ...]:
         """What leaves have in common that are measured together."""
-        eager = self.eager
-        length = length_class(eager.numel())
-        return eager.dtype, eager.device, length, self.estimate.value.device, bool(self.estimate.draws)
+        return self.eager.dtype, self.eager.device, length_class(self.eager.numel()), bool(self.estimate.draws)
 
 
 def measure_rows(rows: Sequence[LeafRow], limits: Limits) -> Measurement[list[Sums | None]]:
@@ -67,6 +65,7 @@ def measure_rows(rows: Sequence[LeafRow], limits: Limits) -> Measurement[list[Su
 
     ``limits`` say which elements count as wrong, and how far above its noise a value has to be.
     """
+    # Here, once it begins: until then nothing is stacked.
     return (yield from _Rows(rows, limits).measure())
 
 
@@ -150,7 +149,7 @@ class _Rows:
         self.eager = stack_rows([row.eager for row in rows])
         self.compiled = stack_rows([row.compiled for row in rows])
         self.lengths = [row.eager.numel() for row in rows]
-        self.filled_up = fill_up([row.eager for row in rows])
+        self.filled_up = zeros_to_fill([row.eager for row in rows])
         self.spread = self.reach = None
         if estimates[0].draws:
             self.spread = stack_rows([estimate.spread for estimate in estimates if estimate.spread is not None])
@@ -179,7 +178,8 @@ class _Rows:
         fit = (torch.minimum(tables.amin(1), weight_tables.amin(1)) >= _SMALLEST).tolist()
         relative, typical = _column([each.relative for each in weights]), _column([each.typical for each in levels])
         known = torch.cat([tables, weight_tables, relative, typical, self.draws, _column(self.lengths)], 1)
-        *known_of_rows, lengths = torch.split(send(known, device), [*2 * [tables.shape[1]], 1, 1, 1, 1], 1)
+        widths = [tables.shape[1], weight_tables.shape[1], 1, 1, 1, 1]
+        *known_of_rows, lengths = torch.split(send(known, device), widths, 1)
         work = _Workspace(*known_of_rows)
         tally = _Tally(self._limits, lengths if self.filled_up else None)
         size = max(1, piece_size(device) // len(self._rows))

@@ -1,8 +1,7 @@
 """Measurement: a computation that has to know some numbers on its way. Those of many are read at once.
 
 A GPU runs behind Python until a number is asked for. Then Python waits until all is done that it was given, and where
-several processes share the GPU, for a turn of each. With one wait for each leaf such waits were most of what judging
-cost.
+several processes share the GPU, for a turn of each.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-__all__ = ["Measurement", "measure_alone", "measure_together", "read_numbers", "read_values", "send"]
+__all__ = ["Measurement", "count_each", "measure_alone", "measure_together", "read_numbers", "read_values", "send"]
 
 Found = TypeVar("Found")
 
@@ -32,9 +31,11 @@ def measure_together(measurements: Sequence[Measurement[Found]]) -> list[Found]:
         asked: dict[int, torch.Tensor] = {}
         for place in waiting:
             try:
-                # A generator begins by next().
-                answer = answers.get(place)
-                asked[place] = next(measurements[place]) if answer is None else measurements[place].send(answer)
+                if place in answers:
+                    asked[place] = measurements[place].send(answers[place])
+                else:
+                    # It has not begun.
+                    asked[place] = next(measurements[place])
             except StopIteration as end:
                 found[place] = end.value
         waiting = list(asked)
@@ -66,6 +67,12 @@ def read_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def read_numbers(*numbers: torch.Tensor) -> list[float]:
     """The values of some scalars, of any devices; whole numbers up to 2**53 as they are."""
     return [float(value) for value in read_values(numbers)]
+
+
+def count_each(numbers: torch.Tensor, end: int) -> torch.Tensor:
+    """How often each whole number below ``end`` occurs, as by ``bincount``, which waits for a GPU."""
+    numbers = numbers.flatten()
+    return numbers.new_zeros(end).index_add_(0, numbers, numbers.new_ones(1).expand_as(numbers))
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchcompile.oracle.measurement import Measurement, measure_alone, read_numbers, send
+from pytest_torchcompile.oracle.measurement import Measurement, count_each, measure_alone, read_numbers, send
 
 __all__ = ["SAMPLE", "Levels", "Noise", "Projections", "exponent_tables", "levels_of", "levels_of_rows",
            "root_sum_square", "sample_elements", "sample_rows", "weights_of_rows"]
@@ -90,7 +90,8 @@ def levels_of_rows(
     tops, loudest_of, quietest_of, _ = read.tolist()
     # Bins of noise, each a factor of two, the largest in the first. The quietest has one too: beside an element of 1e30
     # the noise of all others would else be as large as the last bin's.
-    bins_of_rows = [int(loud - quiet) + 1 if loud else 1 for loud, quiet in zip(loudest_of, quietest_of, strict=True)]
+    # Where nothing has noise the quietest is endless.
+    bins_of_rows = [max(1, int(loud - quiet) + 1) for loud, quiet in zip(loudest_of, quietest_of, strict=True)]
     noise_bins = (loudest[:, None] - loudness).masked_fill_(is_still, -1)
     magnitude_bins = _bins_of(magnitude, highest[:, None])
     medians_of_bins = torch.zeros(len(values), _BINS, dtype=torch.int64, device="cpu")
@@ -109,8 +110,12 @@ def levels_of_rows(
     usual_noise = by_bin.gather(1, bins_of_typical[:, None]).squeeze(1).tolist()
     found = []
     for row, (top, loud, size) in enumerate(zip(tops, loudest_of, typical.tolist(), strict=True)):
-        relative = usual_noise[row] / size if loud and size else 0.0
-        found.append(Levels(int(top), by_bin[row] if loud else None, size, relative))
+        table, relative = None, 0.0
+        if loud:
+            table = by_bin[row]
+            if size:
+                relative = usual_noise[row] / size
+        found.append(Levels(int(top), table, size, relative))
     return found
 
 
@@ -134,10 +139,7 @@ def _count_elements(magnitude_bins: torch.Tensor, noise_bins: torch.Tensor, bins
     columns = noise_bins.masked_fill(noise_bins < 0, bins)
     rows = torch.arange(len(columns), device=columns.device)[:, None]
     cells = (rows * _BINS + magnitude_bins) * (bins + 1) + columns
-    # As ``bincount``, which waits for a GPU to know the largest number.
-    counts = cells.new_zeros(len(columns) * _BINS * (bins + 1))
-    counts.index_add_(0, cells.flatten(), cells.new_ones(1).expand(cells.numel()))
-    return counts.view(len(columns), _BINS, bins + 1)
+    return count_each(cells, len(columns) * _BINS * (bins + 1)).view(len(columns), _BINS, bins + 1)
 
 
 def _lower_medians(rows: torch.Tensor) -> torch.Tensor:

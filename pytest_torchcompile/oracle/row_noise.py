@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchcompile.oracle.measurement import Measurement
+from pytest_torchcompile.oracle.measurement import Measurement, count_each
 from pytest_torchcompile.oracle.noise_levels import Levels
 from pytest_torchcompile.oracle.operator_rounding import smallest_noise, unit_of
 
@@ -117,8 +117,9 @@ def _believed_steps(
     for mine, exact, rows, group in _split_rows(eager, expected, squares_of_rows, groups):
         by_rows, step = noise.of(exact, rows, group)
         is_small = _squared_errors(mine, exact) < by_rows * _SMALL**2
-        counts += _count_each(step, _STEPS)
-        small += _count_each(step, _STEPS, is_small)
+        counts += count_each(step, _STEPS)
+        # All others are counted behind the last step.
+        small += count_each(step.masked_fill(~is_small, _STEPS), _STEPS + 1)[:_STEPS]
     return (counts >= _FEW) & (small <= _MOST_SMALL * counts)
 
 
@@ -150,15 +151,8 @@ def _group_rows(squares: torch.Tensor) -> torch.Tensor:
     # Rows without an error are infinitely many halves below the loudest, and so in the last group.
     halves = (squares / squares.amax()).nan_to_num_(0.0).log2_().mul_(-0.5).floor_()
     groups = halves.clamp_(0, _GROUPS - 1).long()
-    counts = _count_each(groups, _GROUPS)
+    counts = count_each(groups, _GROUPS)
     return groups.masked_fill_(counts[groups] < _LEAST, _GROUPS)
-
-
-def _count_each(numbers: torch.Tensor, end: int, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """How often each number below ``end`` occurs, as by ``bincount``, which waits for a GPU; ``weights``: booleans."""
-    numbers = numbers.flatten()
-    ones = numbers.new_ones(1).expand_as(numbers) if weights is None else weights.flatten().long()
-    return numbers.new_zeros(end).index_add_(0, numbers, ones)
 
 
 def _column_profiles(eager: torch.Tensor, expected: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

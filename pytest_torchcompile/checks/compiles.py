@@ -217,6 +217,10 @@ def _remark_own_draws(drawn: Mapping[str, Any]) -> str:
     if not drawn["tried"]:
         return ("the model draws random numbers, here eager's own; what Inductor makes of them by default is tried in "
                 "cells of one rank alone")
+    # Older reports have it judged in no cell.
+    if drawn.get("judged"):
+        return ("the model draws random numbers: Inductor's own, as production has them; eager was given the same, so "
+                "that values were compared")
     return (f"the model draws random numbers: with Inductor's own, as production has them, {drawn['calls']} call(s) "
             "ran too; their distribution is judged by the check `randomness`")
 

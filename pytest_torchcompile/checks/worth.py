@@ -46,7 +46,7 @@ _BOUNDS: Final = {"functions": "exp, tanh and the like"}
 def measure(run: CellTrial) -> dict[str, Any]:
     """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part.
 
-    A model that draws random numbers is compiled anew for it, with Inductor's own: cells compare under eager's.
+    A model that draws random numbers is compiled anew for it, with Inductor's own, if it was compared under eager's.
     """
     from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.ledger.records import Compile
@@ -61,7 +61,10 @@ def measure(run: CellTrial) -> dict[str, Any]:
         if own is None:
             # What is timed is what was judged.
             recompiles = list(map(Compile.from_dict, run.compiled.seen["recompiles"]))
-            return _measured(run, run.side, run.texts, recompiles)
+            section = _measured(run, run.side, run.texts, recompiles)
+            if run.numbers is not None:
+                section["own_draws"] = True
+            return section
         with observe(root=run.root, keep_texts=True) as seen:
             for call in run.calls:
                 recording, _ = own.run(call, run.loss, run.train, run.seed)

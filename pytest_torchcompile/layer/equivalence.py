@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError, headline
-from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.discrepancies import (
@@ -224,7 +223,8 @@ class ObjectTrial(Trial):
             self.notes.append("eager and compiled ran on one object, which can't be copied "
                               f"({type(error).__name__}: {error}): no float64 run, no other values, and what the model "
                               "keeps in Python is shared")
-        trial_options = TrialOptions(may_raise=True, varied=not self.shared, **options)
+        trial_options = TrialOptions(may_raise=True, varied=not self.shared, own_numbers=not self.shared,
+                                     **options)
         super().__init__(self._make_side, self.model, config.settings(), list(_calls_of(calls)), trial_options)
 
     def _make_side(self, settings: dict[str, Any] | None) -> Side:
@@ -267,6 +267,9 @@ class ObjectTrial(Trial):
 
 
 def _usable_module(model: Any) -> nn.Module:
+    # Here, so that what imports compare() reads less.
+    from pytest_torchcompile.layer.compiled_modules import is_compiled_module
+
     if not callable(model) or isinstance(model, type):
         raise UsageError(f"model is {model!r}, expected a torch.nn.Module or a function")
     if hasattr(model, "_torchdynamo_orig_callable") or is_compiled_module(model):

@@ -258,10 +258,12 @@ class TrialOptions:
     """Compare what came of the calls; not where their numbers mean nothing."""
     known: KnownComparisons | None = None
     """Comparisons that an earlier run has made; None compares everything anew."""
+    own_numbers: bool = False
+    """Judge the random numbers that compiled code draws by itself, where it can be done."""
 
     def unwatched(self) -> TrialOptions:
         """The same, for a run whose result alone is wanted."""
-        return replace(self, covered=False, keep_texts=False, instrument=None, known=None)
+        return replace(self, covered=False, keep_texts=False, instrument=None, known=None, own_numbers=False)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
 """Own draws: a cell whose model draws random numbers, compiled once more as production compiles it.
 
-For its numbers to be compared, a cell runs under ``fallback_random``: Inductor calls eager's generator. Without that
-setting it draws by code of its own, in other graphs and kernels, and this is what a user runs. So that code is compiled
-for each call and run. Whether its numbers have eager's distribution is asked by the check `randomness`.
+Inductor draws by code of its own, in other graphs and kernels than under ``fallback_random``, where it calls eager's
+generator. Where eager can be given the same numbers, production's code is what was judged
+(:mod:`~pytest_torchcompile.oracle.production_numbers`). Else a cell runs under that setting, and production's code is
+compiled here for each call and run. Whether its numbers have eager's distribution is asked by the check `randomness`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.break_sites import raising_line
 from pytest_torchcompile.ledger.records import SILENT
+from pytest_torchcompile.oracle.production_numbers import ends_in_inductor
 from pytest_torchcompile.state.torch_state import forget_compiled, own_random_draws
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["compile_with_own_draws", "production_side"]
 
 _PHASE: Final = "own draws"
-_INDUCTORS: Final = ("inductor", "regional_inductor")
 
 
 def compile_with_own_draws(run: Trial, alone: bool) -> dict[str, Any] | None:
@@ -33,17 +33,21 @@ def compile_with_own_draws(run: Trial, alone: bool) -> dict[str, Any] | None:
     ``alone``: no other rank waits for what this one does; several would have to agree on it.
 
     Returns ``tried``, whether that was done, as it is by a rank alone; ``calls`` that ran, ``graphs`` that were
-    compiled, functions that silently ran eagerly, and ``error`` with ``call`` and ``raised_at``, if one raised. None
-    where there is nothing to try: the model draws nothing, its compiled run raised, or its backend does not end in
-    Inductor.
+    compiled, functions that silently ran eagerly, and ``error`` with ``call`` and ``raised_at``, if one raised;
+    ``judged``, whether the run of the cell had such numbers itself, so that nothing was run again. None where there is
+    nothing to try: the model draws nothing, its compiled run raised, or its backend does not end in Inductor.
     """
-    if not run.draws or run.compiled.error or not _ends_in_inductor(run.settings):
+    if not run.draws or run.compiled.error or not ends_in_inductor(run):
         return None
+    section: dict[str, Any] = {"tried": True, "calls": 0, "error": None, "call": "", "raised_at": None}
+    if run.numbers is not None:
+        # What of it ran eagerly is said of the run itself.
+        graphs = len(run.compiled.seen["graphs"])
+        return {**section, "calls": len(run.calls), "graphs": graphs, "silent": [], "judged": True}
     if not alone:
         return {"tried": False}
     # What the checks have compiled of the same functions counts towards torch's limit of recompiles.
     forget_compiled()
-    section: dict[str, Any] = {"tried": True, "calls": 0, "error": None, "call": "", "raised_at": None}
     with run.phase(_PHASE), own_random_draws(), observe(root=run.root) as seen:
         side = run.make(dict(run.settings))
         for call in run.calls:
@@ -65,7 +69,7 @@ def production_side(run: Trial, alone: bool) -> Iterator[Side | None]:
     would have to agree. What was compiled before is forgotten, and what is compiled here too: code of either kind fits
     the same guards.
     """
-    if not alone or not run.draws or not _ends_in_inductor(run.settings):
+    if run.numbers is not None or not alone or not run.draws or not ends_in_inductor(run):
         yield None
         return
     forget_compiled()
@@ -74,11 +78,3 @@ def production_side(run: Trial, alone: bool) -> Iterator[Side | None]:
             yield run.make(dict(run.settings))
     finally:
         forget_compiled()
-
-
-def _ends_in_inductor(settings: Mapping[str, Any]) -> bool:
-    """Whether Inductor makes the code; of a backend that is a user's function it is taken to be so."""
-    backend = settings.get("backend") or "inductor"
-    if isinstance(backend, Toolkit):
-        return backend.compiler in _INDUCTORS
-    return backend == "inductor" or not isinstance(backend, str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -39,6 +39,8 @@ class Program:
     tape: Tape | None
     wide_copies: WideCopies = field(default_factory=dict)
     """The module widened once; its copies share the parameters until a run writes to one."""
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Makes what is entered around each eager run."""
 
     @classmethod
     def of(cls, model: Any, batch: Batch, call: Callable[..., Any] | None = None, **rest: Any) -> Program:
@@ -87,16 +89,19 @@ class Program:
         """Run the module itself, and put its state back: for one that can't be copied."""
         before = StateSnapshot(self.module)
         try:
-            return self._record(self.module, self.batch, None)
+            with self.around():
+                return self._record(self.module, self.batch, None)
         finally:
             before.restore()
 
     def run_eager(self, mode: AbstractContextManager[Any] | None = None) -> Recording:
         """Run a copy of the module. It shares the parameters where the tape shows that the program leaves them."""
         if not self._spares_parameters:
-            return self._record(copy_model(self.module), self.batch, mode)
+            with self.around():
+                return self._record(copy_model(self.module), self.batch, mode)
         module = copy_model(self.module, _shared_parameters(self.module))
-        recording = self._record(module, self.batch, mode, sparing=True)
+        with self.around():
+            recording = self._record(module, self.batch, mode, sparing=True)
         module.zero_grad()
         return recording
 
@@ -135,7 +140,8 @@ class Program:
         """Run a copy in the model's own precision; the rest as for :meth:`run_wide`."""
         module, batch = copy_model(self.module), self.batch.clone()
         _disturb_all(disturb, module, batch)
-        return self._record(module, batch, None, sparing=True, rest=rest)
+        with self.around():
+            return self._record(module, batch, None, sparing=True, rest=rest)
 
     def _record(
         self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None, sparing: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ def reference(
     call: Callable[..., Any] | None = None,
     draw: bool = True,
     kept: WideCopies | None = None,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Reference:
     """Run copies of ``module`` in float64, once exactly and once with rounding noise; more when there is a suspicion.
 
@@ -69,9 +71,11 @@ def reference(
         call: What runs ``module``, where that is not the module itself: a function that calls it.
         kept: Wide copies of ``module``, empty at first, that further references of it may be given too; None where
             somebody may write to its parameters.
+        around: Makes what is entered around a further eager run, as around that of the recording.
         draw: Whether to draw noise at once. If not it is drawn for the leaves that the exact run leaves suspicious.
     """
-    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape)
+    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape,
+                         around=around)
     try:
         program = program.copied(kept)
     except Exception as error:

@@ -107,6 +107,7 @@ class Run(CellTrial):
             covered=True, steps=steps, keep_texts=True,
             one_process=one_process, instrument=self._watch_more,
             compared=not self._fake, varied=not self._fake, known=self._known_comparisons(),
+            own_numbers=mesh is None,
         )
         super().__init__(self._side, self._first, settings, calls, options)
         self.wrapping = cell.wrapper

@@ -11,8 +11,8 @@ different sizes. ``ours`` runs them as cells of a matrix; ``plain`` makes as man
 Each round runs both cold, from an empty Inductor cache, and then warm. Ratios are made within a round; their medians
 over the rounds are told.
 
-For each cell: seconds compiling (the first pass over the calls), judging (references and comparisons), stages (finding
-the stage of the compiler that brings a difference in), and the others.
+For each cell: seconds compiling (the first pass over the calls), judging (references and comparisons), compiling again
+(random numbers), stages (finding the stage of the compiler that brings a difference in), and the others.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def shown(name: str, cell: dict[str, Any]) -> tuple[str, float | None]:
     compiling, judging = phases.get("compiled", 0.0), phases.get("compare", 0.0)
     ratio = judging / compiling if compiling else None
     others = sum(phases.get(key, 0.0) for key in ("eager", "steady", "training", "coverage"))
-    told = f"{name:13}{compiling:10.1f}{judging:10.1f}{phases.get('stages', 0.0):9.1f}{others:9.1f}"
+    # Compiled another time: with Inductor's own random numbers, and before with those, where eager's had to decide.
+    again = phases.get("own draws", 0.0) + phases.get("with Inductor's own random numbers", 0.0)
+    told = f"{name:13}{compiling:10.1f}{judging:10.1f}{again:8.1f}{phases.get('stages', 0.0):9.1f}{others:9.1f}"
     told += "       -" if ratio is None else f"{ratio:8.2f}"
     failed = ", ".join(cell["failed"])
     failure = cell["failure"]
@@ -154,9 +156,9 @@ def profile(name: str, args: argparse.Namespace) -> None:
     import torch
 
     from pytest_torchcompile import CompileConfig, compare
-    from pytest_torchcompile.oracle import trial
+    from pytest_torchcompile.oracle import trial_account
 
-    profiler, judge, seconds = cProfile.Profile(), trial.compare, 0.0
+    profiler, judge, seconds = cProfile.Profile(), trial_account.compare, 0.0
 
     def profiled(*given: Any, **options: Any) -> Any:
         nonlocal seconds
@@ -168,7 +170,7 @@ def profile(name: str, args: argparse.Namespace) -> None:
             profiler.disable()
             seconds += time.perf_counter() - start
 
-    trial.compare = profiled
+    trial_account.compare = profiled
     real = getattr(real_models, name)
     torch.manual_seed(0)
     model = real.build().to(args.device)
@@ -195,20 +197,23 @@ def rounds(names: list[str], args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as text:
             folder = Path(text)
             for state in args.states:
-                mine = ours(names, args, f"{folder}/cache-ours", folder)
-                print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s")
-                print("model          compiling   judging   stages   others   ratio  failed checks")
-                for name in names:
-                    row, ratio = shown(name, mine["cells"].get(name, {"phases": {}, "failed": [], "failure": None}))
-                    print(row, flush=True)
-                    if ratio is not None and state == "cold":
-                        judging[name].append(ratio)
-                if not args.plain:
-                    continue
-                theirs = plain(names, args, f"{folder}/cache-plain", folder)
-                walls[state].append(mine["wall"] / theirs["wall"])
-                each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in theirs["each"].items())
-                print(f"plain {theirs['wall']:.1f} s ({each}), ratio {walls[state][-1]:.2f}", flush=True)
+                mine = theirs = None
+                if args.ours:
+                    mine = ours(names, args, f"{folder}/cache-ours", folder)
+                    print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s")
+                    print("model          compiling   judging   again   stages   others   ratio  failed checks")
+                    for name in names:
+                        row, ratio = shown(name, mine["cells"].get(name, {"phases": {}, "failed": [], "failure": None}))
+                        print(row, flush=True)
+                        if ratio is not None and state == "cold":
+                            judging[name].append(ratio)
+                if args.plain:
+                    theirs = plain(names, args, f"{folder}/cache-plain", folder)
+                    each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in theirs["each"].items())
+                    print(f"plain, {state}: {theirs['wall']:.1f} s ({each})", flush=True)
+                if mine and theirs:
+                    walls[state].append(mine["wall"] / theirs["wall"])
+                    print(f"ratio {walls[state][-1]:.2f}", flush=True)
     print("\nmedians over the rounds")
     for name, found in judging.items():
         if found:
@@ -228,6 +233,7 @@ def main() -> None:
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 6, 10])
     parser.add_argument("--states", nargs="+", choices=("cold", "warm"), default=["cold", "warm"])
+    parser.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="the cells")
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="the plain loop beside it")
     parser.add_argument("--limit", type=int, default=3000, metavar="SECONDS", help="of a cell: then it is stopped")
     parser.add_argument("--tiny", action="store_true")

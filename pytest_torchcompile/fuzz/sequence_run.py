@@ -15,10 +15,11 @@ from pytest_torchcompile.fuzz.drawn_call import Sequence
 from pytest_torchcompile.fuzz.explained import explained_graphs
 from pytest_torchcompile.fuzz.search import WORST, Examined, SequenceProblem
 from pytest_torchcompile.ledger.records import SILENT, compiled_unit
-from pytest_torchcompile.oracle.calls import Call, Make, Passed, TrialOptions
+from pytest_torchcompile.oracle.calls import Call, Make, TrialOptions
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies, why_vacuous
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.trial import Trial
+from pytest_torchcompile.oracle.trial_account import Passed
 from pytest_torchcompile.state.torch_state import forget_compiled
 
 __all__ = ["Attempts"]

@@ -33,7 +33,7 @@ from pytest_torchcompile.state.value_leaves import whole_value, write_whole
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 
-__all__ = ["REFUSED", "Call", "EagerCall", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants",
+__all__ = ["REFUSED", "Call", "Loss", "Make", "Side", "TrialOptions", "Variant", "Variants",
            "other_values", "passes_over", "shrink_values", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
@@ -176,6 +176,10 @@ class Side:
         self.spread.settle()
         self._start.restore()
 
+    def forget_outputs(self) -> None:
+        """Hold no output of earlier calls."""
+        self._held = Held()
+
     def prepare_forward(self, call: Call) -> Callable[[], object]:
         """A forward pass of a call alone, from the first state."""
         self.restore()
@@ -264,42 +268,6 @@ class TrialOptions:
     def unwatched(self) -> TrialOptions:
         """The same, for a run whose result alone is wanted."""
         return replace(self, covered=False, keep_texts=False, instrument=None, known=None, own_numbers=False)
-
-
-@dataclass(frozen=True)
-class EagerCall:
-    """A call that was run eagerly."""
-
-    call: Call
-    recording: Recording
-    held: dict[HeldName, str]
-    """What it did to the outputs that were kept of earlier calls."""
-    one_process: Recording | None
-    """The same by one process, if there are several."""
-    settings: list[str]
-    """Settings of torch that it has left changed."""
-
-    def passed_with(self, compiled: Recording, graphs: int) -> Passed:
-        """What is kept of it, with the compiled run of the same call and the number of graphs that ran in that."""
-        eager = self.recording
-        return Passed(self.call, eager.error is not None, graphs, compiled.all_zero, eager.all_zero,
-                      eager.signalling_gradients)
-
-
-@dataclass(frozen=True)
-class Passed:
-    """What is kept of one call that both sides have made, next to its leaves."""
-
-    call: Call
-    raised: bool
-    """Did eager, and compiled too, raise?"""
-    graphs: int
-    """Compiled graphs that ran in it, backward included."""
-    zero: bool
-    """Are all outputs zero, NaN or infinite, compiled?"""
-    eager_zero: bool
-    gradients: int
-    """Eager gradients that are not."""
 
 
 @dataclass(frozen=True)

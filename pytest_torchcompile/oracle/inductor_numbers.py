@@ -10,24 +10,30 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.gauges.random_seeds import LEAST_SEED, MOST_SEED
+from pytest_torchcompile.gauges.random_seeds import LEAST_SEED, MOST_SEED, noted_seeds
 from pytest_torchcompile.state.random_operators import call_draws
+from pytest_torchcompile.state.torch_state import own_random_draws
 
-__all__ = ["KNOWN", "LAYOUTS", "GivenNumbers", "SeedGroup", "given_numbers", "philox", "uniform_numbers"]
+__all__ = ["KNOWN", "WAYS", "GivenNumbers", "SeedGroup", "SharedNumbers", "Way", "given_numbers", "philox",
+           "uniform_numbers"]
 
 _aten = torch.ops.aten
 _ATTENTIONS: Final = (
     "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_cudnn_attention",
 )
-_UNCHANGED: Final = frozenset({*_ATTENTIONS, "aten::multinomial", "aten::randperm"})
+# A tape makes the mask of an attention with the last: it is given a seed and asks no generator.
+_UNCHANGED: Final = frozenset({
+    *_ATTENTIONS, "aten::multinomial", "aten::randperm", "aten::_fill_mem_eff_dropout_mask_",
+})
 """Inductor leaves these to torch's own kernels, which ask the generator as they do eagerly."""
 KNOWN: Final = _UNCHANGED | {"aten::native_dropout", "aten::bernoulli_", "aten::rand", "aten::rand_like"}
 """Random operators, by the names that a tape has, whose compiled numbers can be given to eager."""
@@ -48,9 +54,23 @@ _AT_A_TIME: Final = 1 << 22
 
 SeedGroup: TypeAlias = "tuple[str, int]"
 """A device, and how many seeds a graph draws for it at once."""
-LAYOUTS: Final = {"cpu": ("single",), "cuda": ("single", "fourfold")}
-"""By kind of device, how elements get their numbers. ``single``: each the first of the four that Philox makes for its
-place. ``fourfold``: four elements share a place (``rand4x``, torch 2.13)."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How compiled code comes to its numbers, as far as that can't be seen from outside."""
+
+    fourfold: bool = False
+    """Do four elements share a place (``rand4x``, torch 2.13)? Else each has the first of four numbers of its own."""
+    written_out: bool = False
+    """Is attention compiled to single operators, where eager has a kernel that draws by itself?"""
+
+
+WAYS: Final = {
+    "cpu": (Way(),),
+    "cuda": (Way(), Way(written_out=True), Way(fourfold=True), Way(fourfold=True, written_out=True)),
+}
+"""By kind of device, in the order in which they are tried."""
 
 
 def philox(seed: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
@@ -75,26 +95,26 @@ def philox(seed: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
     return [first, second, third, fourth]
 
 
-def uniform_numbers(seed: torch.Tensor, count: int, layout: str = "single") -> torch.Tensor:
+def uniform_numbers(seed: torch.Tensor, count: int, fourfold: bool = False) -> torch.Tensor:
     """What Inductor draws for ``count`` elements, uniform from 0 up to 1: float32, one dimension.
 
     Args:
         seed: One whole number of 64 bits, on the device for whose code it is; a CPU's takes its lower half.
         count: How many elements.
-        layout: One of :data:`LAYOUTS`.
+        fourfold: As for :class:`Way`.
     """
     numbers = torch.empty(count, dtype=torch.float32, device=seed.device)
     for start in range(0, count, _AT_A_TIME):
         places = torch.arange(start, min(start + _AT_A_TIME, count), device=seed.device)
-        numbers[start:start + _AT_A_TIME] = _uniform_at(seed, places, layout)
+        numbers[start:start + _AT_A_TIME] = _uniform_at(seed, places, fourfold)
     return numbers
 
 
-def _uniform_at(seed: torch.Tensor, places: torch.Tensor, layout: str) -> torch.Tensor:
+def _uniform_at(seed: torch.Tensor, places: torch.Tensor, fourfold: bool) -> torch.Tensor:
     on_cpu = seed.device.type == "cpu"
     if on_cpu:
         seed = seed & _LOW
-    if layout == "fourfold":
+    if fourfold:
         lanes = torch.stack(philox(seed, places >> 2))
         bits = lanes.gather(0, (places & 3).unsqueeze(0)).squeeze(0)
     else:
@@ -111,7 +131,7 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, groups: Sequence[SeedGroup], layout: str) -> None:
+    def __init__(self, groups: Sequence[SeedGroup], fourfold: bool) -> None:
         """``groups``: those of one call of the model, which are drawn over and over."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.seeds: list[torch.Tensor] = []
@@ -120,7 +140,7 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The first random operator that could not be given anything, or why; '' if none was."""
         self.function = ""
         """Name of the torch function that is running."""
-        self._layout = layout
+        self._fourfold = fourfold
         self._sizes: dict[str, list[int]] = defaultdict(list)
         for device, size in groups:
             self._sizes[device].append(size)
@@ -137,8 +157,10 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             instead = _INSTEAD.get(func)
             if instead is not None:
                 return instead(self, func, args, given)
-            if func._schema.name not in _UNCHANGED:
-                self.lost = func._schema.name
+            # A backward pass is given the seed of its forward pass.
+            name = func._schema.name.removesuffix("_backward")
+            if name not in _UNCHANGED:
+                self.lost = name
         return func(*args, **given)
 
     @property
@@ -159,8 +181,7 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             seeds = torch.randint(LEAST_SEED, MOST_SEED, [size], device=device)
             self.seeds.append(seeds)
             self._left[name] += seeds.unbind()
-        layout = self._layout if name == "cuda" else "single"
-        return uniform_numbers(self._left[name].popleft(), count, layout)
+        return uniform_numbers(self._left[name].popleft(), count, self._fourfold and name == "cuda")
 
     def uniform_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """For a tensor's elements in the order of their memory, float32, with the strides of ``empty_like``."""
@@ -263,13 +284,62 @@ def _name_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
 
 
 @contextmanager
-def given_numbers(groups: Sequence[SeedGroup], layout: str) -> Iterator[GivenNumbers]:
+def given_numbers(groups: Sequence[SeedGroup], way: Way) -> Iterator[GivenNumbers]:
     """Give eager what compiled code draws, while the block runs. It is to begin with the seeds of torch's generators.
 
     Args:
         groups: What the graphs of one call draw, in their order; drawn over and over.
-        layout: One of those that :data:`LAYOUTS` has for a GPU; a CPU has one only.
+        way: One of :data:`WAYS`.
     """
-    given = GivenNumbers(groups, layout)
-    with _FunctionName(given), given:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    given = GivenNumbers(groups, way.fourfold)
+    attention = sdpa_kernel(SDPBackend.MATH) if way.written_out else nullcontext()
+    with attention, _FunctionName(given), given:
         yield given
+
+
+class SharedNumbers:
+    """What the graphs of a call draw, and the runs that draw the same eagerly."""
+
+    def __init__(self, ways: tuple[Way, ...]) -> None:
+        """``ways``: those of ``WAYS`` for the device of the model."""
+        self.groups: tuple[SeedGroup, ...] = ()
+        """Taken of the first compiled call; empty before."""
+        self.ways = ways
+        self.way = ways[0]
+        self._noted: list[torch.Tensor] = []
+        self._given: GivenNumbers | None = None
+
+    @property
+    def key(self) -> tuple[SeedGroup | Way, ...]:
+        """What tells an eager run with these numbers from one with others, of the same seed."""
+        return (self.way, *self.groups)
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Have compiled code draw its own numbers while the block runs, and note the seeds."""
+        with own_random_draws(), noted_seeds() as noted:
+            yield
+        self._noted = noted
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Give the same numbers to an eager run, where it is known what graphs draw."""
+        if not self.groups:
+            yield
+            return
+        with given_numbers(self.groups, self.way) as given:
+            yield
+        self._given = given
+
+    def take_groups(self) -> None:
+        """Take what the compiled call has drawn for what each call draws."""
+        self.groups = tuple((seeds.device.type, seeds.numel()) for seeds in self._noted)
+
+    def agree(self) -> bool:
+        """Whether the last eager run has drawn the seeds of the last compiled one, and all of them served it."""
+        if self._given is None or not self._given.is_complete:
+            return False
+        eager, compiled = self._given.seeds, self._noted
+        return len(eager) == len(compiled) and all(map(torch.equal, eager, compiled))

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.oracle.calls import Call, Passed, Side, TrialOptions
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.chances import Chances, compare_chances, sample_chances
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.properties import GENERATOR, labels_with_other_draws
 from pytest_torchcompile.oracle.spread import Spread
+from pytest_torchcompile.oracle.trial_account import Passed
 
 __all__ = ["judge_other_draws"]
 

@@ -1,79 +1,32 @@
 """Production numbers: a trial whose compiled code draws Inductor's own random numbers, and eager is given the same.
 
 So what production compiles is judged value by value, and is compiled once. Where that can't be done, or where anything
-is not right so, the trial is run again with eager's numbers (``fallback_random``), and that run is what counts.
+is not right so, the trial is run again with eager's numbers (``fallback_random``), and that run is what counts. Only
+wrong gradients beside right outputs are told of the first run too: outputs show that eager was given the right numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.backends.toolkit import Toolkit
-from pytest_torchcompile.gauges.random_seeds import can_note_seeds, noted_seeds
-from pytest_torchcompile.oracle.calls import EagerCall
+from pytest_torchcompile.gauges.random_seeds import can_note_seeds
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
-from pytest_torchcompile.oracle.inductor_numbers import KNOWN, LAYOUTS, GivenNumbers, SeedGroup, given_numbers
+from pytest_torchcompile.oracle.inductor_numbers import KNOWN, WAYS, SharedNumbers
+from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.spread import Spread
-from pytest_torchcompile.oracle.trial_account import TrialAccount
-from pytest_torchcompile.state.torch_state import own_random_draws
+from pytest_torchcompile.oracle.trial_account import EagerCall, TrialAccount
 
-__all__ = ["ProductionNumbers", "ends_in_inductor", "is_settled", "look_alike", "numbers_for"]
+__all__ = ["ends_in_inductor", "have_one_form", "is_settled", "look_alike", "numbers_for", "wrong_gradients"]
 
 _INDUCTORS: Final = ("inductor", "regional_inductor")
 
 
-class ProductionNumbers:
-    """What the graphs of a call draw, and the runs that draw the same eagerly."""
-
-    def __init__(self, layouts: tuple[str, ...]) -> None:
-        """``layouts``: as ``LAYOUTS`` has them for the device of the model."""
-        self.groups: tuple[SeedGroup, ...] = ()
-        """Taken of the first compiled call; empty before."""
-        self.layouts = layouts
-        self.layout = layouts[0]
-        self._noted: list[torch.Tensor] = []
-        self._given: GivenNumbers | None = None
-
-    @property
-    def key(self) -> tuple[SeedGroup | str, ...]:
-        """What tells an eager run with these numbers from one with others, of the same seed."""
-        return (self.layout, *self.groups)
-
-    @contextmanager
-    def drawn(self) -> Iterator[None]:
-        """Have compiled code draw its own numbers while the block runs, and note the seeds."""
-        with own_random_draws(), noted_seeds() as noted:
-            yield
-        self._noted = noted
-
-    @contextmanager
-    def given(self) -> Iterator[None]:
-        """Give the same numbers to an eager run, where it is known what graphs draw."""
-        if not self.groups:
-            yield
-            return
-        with given_numbers(self.groups, self.layout) as given:
-            yield
-        self._given = given
-
-    def take_groups(self) -> None:
-        """Take what the compiled call has drawn for what each call draws."""
-        self.groups = tuple((seeds.device.type, seeds.numel()) for seeds in self._noted)
-
-    def agree(self) -> bool:
-        """Whether the last eager run has drawn the seeds of the last compiled one, and all of them served it."""
-        if self._given is None or not self._given.is_complete:
-            return False
-        eager, compiled = self._given.seeds, self._noted
-        return len(eager) == len(compiled) and all(map(torch.equal, eager, compiled))
-
-
-def numbers_for(trial: TrialAccount, done: EagerCall, spread: Spread) -> ProductionNumbers | None:
+def numbers_for(trial: TrialAccount, done: EagerCall, spread: Spread) -> SharedNumbers | None:
     """For a trial whose first call was run eagerly; None where the model draws nothing, or what nobody can give it.
 
     CUDA graphs draw without telling, and several ranks would have to agree.
@@ -86,9 +39,9 @@ def numbers_for(trial: TrialAccount, done: EagerCall, spread: Spread) -> Product
         return None
     tape = trial.tapes[done.call.index, done.call.other]
     kinds = {torch.device(name).type for name in done.recording.generators}
-    if not kinds <= LAYOUTS.keys() or not {name for name, _ in tape.draws} <= KNOWN:
+    if not kinds <= WAYS.keys() or not {name for name, _ in tape.draws} <= KNOWN:
         return None
-    return ProductionNumbers(LAYOUTS["cuda" if "cuda" in kinds else "cpu"])
+    return SharedNumbers(WAYS["cuda" if "cuda" in kinds else "cpu"])
 
 
 def ends_in_inductor(trial: TrialAccount) -> bool:
@@ -108,6 +61,23 @@ def is_settled(trial: TrialAccount) -> bool:
     return not find_discrepancies(leaves) and all(leaf.kind != "nondeterministic" for _, leaf in leaves)
 
 
+def wrong_gradients(trial: TrialAccount) -> list[tuple[str, Leaf]]:
+    """Gradients that are wrong where everything else is right in all calls; each with its call.
+
+    A backward pass that draws again what the forward pass has drawn does that. Steps of training then go wrong too.
+    Right outputs show that eager had the right numbers only where these reach them, and a layer that is zero lets none
+    through: so nothing is said without the pass in which it has other values.
+    """
+    if not trial.options.varied or trial.options.passes == 1:
+        return []
+    limits = Limits().over(leaf for _, leaf in trial.leaves)
+    wrong = [(label, leaf) for label, leaf in trial.leaves if problem(leaf, limits)]
+    repeated = all(leaf.kind != "nondeterministic" for _, leaf in trial.leaves)
+    if trial.compiled.error is not None or not repeated or any(leaf.kind != "gradient" for _, leaf in wrong):
+        return []
+    return [(f"{label}, with Inductor's own random numbers", leaf) for label, leaf in wrong]
+
+
 def look_alike(eager: Recording, compiled: Recording) -> bool:
     """Whether the loss and the outputs of two runs are near to each other, as they are with the same numbers.
 
@@ -116,6 +86,16 @@ def look_alike(eager: Recording, compiled: Recording) -> bool:
     """
     theirs = _results_of(compiled)
     return all(_is_near(value, theirs.get(name)) for name, value in _results_of(eager).items())
+
+
+def have_one_form(eager: Recording, again: Recording) -> bool:
+    """Whether two eager runs have results of the same strides, dtypes and memory: what the second may stand for."""
+    return eager.aliases == again.aliases and _forms_of(eager) == _forms_of(again)
+
+
+def _forms_of(recording: Recording) -> dict[str, str]:
+    items = recording.outputs | recording.properties
+    return {name: repr(replace(item, value=None)) for name, item in items.items()}
 
 
 def _results_of(recording: Recording) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import torch
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.ledger.records import Text
-from pytest_torchcompile.oracle.calls import Call, Make, Passed, Side, TrialOptions, Variants
+from pytest_torchcompile.oracle.calls import Call, Make, Side, TrialOptions, Variants
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference, memory_behind
+from pytest_torchcompile.oracle.held import HeldName
 from pytest_torchcompile.oracle.judged_calls import JudgedCalls
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.recording import Fault, Recording
@@ -23,9 +24,9 @@ from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.tape import Tape
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.production_numbers import ProductionNumbers
+    from pytest_torchcompile.oracle.inductor_numbers import SharedNumbers
 
-__all__ = ["EAGER", "Compiled", "OtherNumbersError", "TrialAccount"]
+__all__ = ["EAGER", "Compiled", "EagerCall", "OtherNumbersError", "Passed", "TrialAccount"]
 
 # Kinds of leaves in which a part of a model may differ from the whole.
 _LAYOUT = frozenset({"stride", "alias", "requires_grad", "rng"})
@@ -42,6 +43,42 @@ class Compiled:
     """Per call, where it was asked for: the share of the model's operator calls that ran inside compiled graphs."""
     error: Fault | None = None
     """What ended the run."""
+
+
+@dataclass(frozen=True)
+class EagerCall:
+    """A call that was run eagerly."""
+
+    call: Call
+    recording: Recording
+    held: dict[HeldName, str]
+    """What it did to the outputs that were kept of earlier calls."""
+    one_process: Recording | None
+    """The same by one process, if there are several."""
+    settings: list[str]
+    """Settings of torch that it has left changed."""
+
+    def passed_with(self, compiled: Recording, graphs: int) -> Passed:
+        """What is kept of it, with the compiled run of the same call and the number of graphs that ran in that."""
+        eager = self.recording
+        return Passed(self.call, eager.error is not None, graphs, compiled.all_zero, eager.all_zero,
+                      eager.signalling_gradients)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What is kept of one call that both sides have made, next to its leaves."""
+
+    call: Call
+    raised: bool
+    """Did eager, and compiled too, raise?"""
+    graphs: int
+    """Compiled graphs that ran in it, backward included."""
+    zero: bool
+    """Are all outputs zero, NaN or infinite, compiled?"""
+    eager_zero: bool
+    gradients: int
+    """Eager gradients that are not."""
 
 
 class OtherNumbersError(Exception):
@@ -96,7 +133,7 @@ class TrialAccount:
         self.judged = JudgedCalls()
         self.rate, self.draws = 0.0, False  # of the training, 0: nothing to train; does the model draw random numbers?
         # Of compiled code that draws Inductor's own; None where it draws eager's.
-        self.numbers: ProductionNumbers | None = None
+        self.numbers: SharedNumbers | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -286,6 +286,8 @@ def test_what_only_production_would_meet_fails_compiles(changes, message):
 
 @pytest.mark.parametrize(("drawn", "says"), [
     (RAN_TOO, "the model draws random numbers: with Inductor's own, as production has them, 3 call(s) ran too"),
+    (RAN_TOO | {"judged": True}, "the model draws random numbers: Inductor's own, as production has them; eager was "
+     "given the same, so that values were compared"),
     ({"tried": False}, "the model draws random numbers, here eager's own; what Inductor makes of them by default"),
     (None, ""),
 ])

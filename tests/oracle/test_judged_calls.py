@@ -184,7 +184,7 @@ def tried(monkeypatch, wrong_from=100):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     known = []
-    from pytest_torchcompile.oracle import trial as trials
+    from pytest_torchcompile.oracle import trial_account as trials
 
     judge = trials.compare
 

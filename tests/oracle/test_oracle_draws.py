@@ -277,7 +277,7 @@ def tried_training(monkeypatch, after=100, calls=None):
         compiled = copy.deepcopy(other)
         return Side(WrongLater(compiled, after), compiled)
 
-    monkeypatch.setattr("pytest_torchcompile.oracle.trial.compare", compare_and_note)
+    monkeypatch.setattr("pytest_torchcompile.oracle.trial_account.compare", compare_and_note)
     options = TrialOptions(loss=square_sum, steps=3, passes=1, may_raise=True)
     trial = Trial(make, model, {"backend": "eager"}, calls or [Call(0, batch)], options)
     trial.run()

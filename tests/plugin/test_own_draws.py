@@ -1,4 +1,4 @@
-"""Own draws: cells compile once more with random numbers that Inductor draws itself, as production compiles."""
+"""Own draws: cells compile with random numbers that Inductor draws itself, as production does."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class Drops(Net):
 class Evaluates(Net):
     def forward(self, x):
         return torch.nn.functional.dropout(super().forward(x), 0.25, self.training)
+
+class Shakes(Net):
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x) / 8)
 
 def fail_beyond(rows):
     from torch._inductor.fx_passes import joint_graph
@@ -71,12 +75,16 @@ def test_code_that_only_production_compiles_is_tried(repo, monkeypatch):
     assert not cell["checks"]["equivalence"]["problems"] + cell["checks"]["gradients"]["problems"]
 
 
-def test_a_right_model_runs_and_the_cell_says_how(repo):
-    result, cell, section = compiled_section(repo, "Drops")
+@pytest.mark.parametrize(("model", "judged"), [("Drops", True), ("Shakes", None)])
+def test_a_right_model_runs_and_the_cell_says_how(repo, model, judged):
+    """What eager can be given the numbers of is compiled once, and judged; else it is compiled once more, and run."""
+    result, cell, section = compiled_section(repo, model)
     result.assert_outcomes(passed=3)
     assert (section["own_draws"]["tried"], section["own_draws"]["calls"]) == (True, 2)
     assert section["own_draws"]["graphs"]
-    assert "own draws" in cell["observation"]["seconds"]
+    assert section["own_draws"].get("judged") is judged
+    assert ("own draws" in cell["observation"]["seconds"]) == (judged is None)
+    assert "with Inductor's own random numbers" not in cell["observation"]["seconds"]
 
 
 @pytest.mark.parametrize(("model", "backend"), [("Net", "inductor"), ("Drops", "aot_eager")])

@@ -126,9 +126,11 @@ def compare(
     run, in units of this program's own rounding noise. The calls are made three times over, the second time with other
     values, so that results which were kept are noticed. Nothing is left changed: copies of the model are run, and
     torch's settings and random state are put back. Code that was compiled before is dropped, as by
-    ``torch.compiler.reset()``. Of dropout eager is given the random numbers that Inductor draws itself, which production
-    compiles. Where that can't be done, or anything differs, all is compared with eager's (``fallback_random``) instead,
-    and the calls are made once more with Inductor's own: they have to run, their values are not compared.
+    ``torch.compiler.reset()``.
+
+    For dropout eager is given the random numbers that Inductor draws itself, as production compiles it. Where that
+    can't be done, or anything differs, all is compared with eager's (``fallback_random``) instead. The calls are then
+    made once more with Inductor's own: they have to run, their values are not compared.
 
     Args:
         model: A module, in the state and training mode to be compared in, or a function; not compiled.

@@ -26,8 +26,10 @@ from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 from pytest_torchcompile.system import can_lock_files, usable_cores
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["CellResult", "Execution", "gpus_of"]
+__all__ = ["CellResult", "Execution", "gpus_of", "threads_to_compile"]
 
+# Threads that compile a cell on a GPU, where the machine has twice as many cores.
+_LEAST_ON_GPU = 4
 NO_LEASES = "on this system GPUs cannot be leased, so cells on a GPU run without -n"
 TIMED = "worth"
 """The check whose cell has its GPU alone."""
@@ -217,7 +219,7 @@ class Execution:
             fuzz=self.settings.fuzz.of_cells(self.matrix.fuzz_seconds, self.matrix.root).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or max(1, min(cores, 4) // ranks),
-            compile_threads=max(1, cores // self.workers // ranks),
+            compile_threads=threads_to_compile(cores, self.workers, ranks, planned.cell.device),
             warm_toolchain=self.warm_toolchain,
             autotune_choices=self.matrix.autotune_choices,
             logs=self.settings.logs,
@@ -316,6 +318,18 @@ def gpus_of(cell: Cell) -> int:
     if kind != "cuda":
         return 0
     return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1)
+
+
+def threads_to_compile(cores: int, workers: int, ranks: int, device: str) -> int:
+    """How many threads Inductor compiles a cell's kernels with, in each rank.
+
+    Cells on a GPU have four, however many workers there are: Triton compiles many kernels, and the last cells of a run
+    have the machine to themselves.
+    """
+    threads = cores // workers
+    if device.partition(":")[0] == "cuda":
+        threads = max(threads, min(_LEAST_ON_GPU, cores // 2))
+    return max(1, threads // ranks)
 
 
 def _omp_threads() -> int:

@@ -15,9 +15,10 @@ import torch
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.gauges.random_seeds import can_note_seeds
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
-from pytest_torchcompile.oracle.inductor_numbers import KNOWN, WAYS, SharedNumbers
+from pytest_torchcompile.oracle.inductor_numbers import KNOWN, WAYS
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.shared_numbers import SharedNumbers
 from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.trial_account import EagerCall, TrialAccount
 

@@ -24,7 +24,7 @@ from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.tape import Tape
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.inductor_numbers import SharedNumbers
+    from pytest_torchcompile.oracle.shared_numbers import SharedNumbers
 
 __all__ = ["EAGER", "Compiled", "EagerCall", "OtherNumbersError", "Passed", "TrialAccount"]
 

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.layer.equivalence import ObjectTrial
-from pytest_torchcompile.oracle.inductor_numbers import SharedNumbers, Way
+from pytest_torchcompile.oracle.inductor_numbers import Way
 from pytest_torchcompile.oracle.production_numbers import have_one_form, look_alike
 from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.oracle.shared_numbers import SharedNumbers
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 
 pytestmark = pytest.mark.needs_torch

@@ -176,9 +176,9 @@ class Side:
         self.spread.settle()
         self._start.restore()
 
-    def forget_outputs(self) -> None:
-        """Hold no output of earlier calls."""
-        self._held = Held()
+    def start_over(self, fresh: Side) -> None:
+        """Be ``fresh`` from here on, a side that has run nothing: what a model counts in Python is as at first."""
+        self.__dict__.update(fresh.__dict__)
 
     def prepare_forward(self, call: Call) -> Callable[[], object]:
         """A forward pass of a call alone, from the first state."""

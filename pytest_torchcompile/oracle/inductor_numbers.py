@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.gauges.random_seeds import LEAST_SEED, MOST_SEED
 from pytest_torchcompile.state.random_operators import call_draws
+from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["KNOWN", "WAYS", "GivenNumbers", "SeedGroup", "Way", "given_numbers", "philox", "uniform_numbers"]
 
@@ -47,6 +48,10 @@ _KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
 # What 31 bits are multiplied by, so that the largest is below 1 in float32 (Triton's ``uint_to_uniform_float``).
 _SCALE: Final = 4.6566127342e-10
+# How many numbers of an operator are changed, and to what if not to 0.
+_CHANGED: Final = 8
+_ALMOST_ONE: Final = 1 - 2.0**-20
+_KEPT_FORMATS: Final = (None, torch.preserve_format)
 # Numbers made at a time: each takes six whole numbers of 64 bits meanwhile.
 _AT_A_TIME: Final = 1 << 22
 
@@ -129,8 +134,14 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, groups: Sequence[SeedGroup], fourfold: bool) -> None:
-        """``groups``: those of one call of the model, which are drawn over and over."""
+    def __init__(self, groups: Sequence[SeedGroup], fourfold: bool, changed: int | None = None) -> None:
+        """Take what is given.
+
+        Args:
+            groups: Those of one call of the model, which are drawn over and over.
+            fourfold: As for :class:`Way`.
+            changed: Which random operator gets some other numbers, counted from 0; None: none.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.seeds: list[torch.Tensor] = []
         """What was drawn of torch's generators, a tensor for each group."""
@@ -138,7 +149,9 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The first random operator that could not be given anything, or why; '' if none was."""
         self.function = ""
         """Name of the torch function that is running."""
-        self._fourfold = fourfold
+        self.count = 0
+        """How many random operators were given numbers."""
+        self._fourfold, self._changed = fourfold, changed
         self._sizes: dict[str, list[int]] = defaultdict(list)
         for device, size in groups:
             self._sizes[device].append(size)
@@ -152,12 +165,16 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator, or what Inductor makes of it."""
         given = dict(kwargs or {})
         if given.get("generator") is None and not self.lost and call_draws(func, args, given):
-            instead = _INSTEAD.get(func)
-            if instead is not None:
-                return instead(self, func, args, given)
             # A backward pass is given the seed of its forward pass.
             name = func._schema.name.removesuffix("_backward")
-            if name not in _UNCHANGED:
+            instead = _INSTEAD.get(func)
+            if instead is not None and _takes_numbers(args):
+                try:
+                    return instead(self, func, args, given)
+                # Whatever it is, the operator draws as it does, and the trial runs again with eager's numbers.
+                except Exception as error:
+                    self.lost = f"{name}: {error}"
+            elif name not in _UNCHANGED:
                 self.lost = name
         return func(*args, **given)
 
@@ -179,7 +196,13 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             seeds = torch.randint(LEAST_SEED, MOST_SEED, [size], device=device)
             self.seeds.append(seeds)
             self._left[name] += seeds.unbind()
-        return uniform_numbers(self._left[name].popleft(), count, self._fourfold and name == "cuda")
+        numbers = uniform_numbers(self._left[name].popleft(), count, self._fourfold and name == "cuda")
+        if self.count == self._changed:
+            # What was kept is dropped there, and what was dropped is kept.
+            some = numbers[::max(1, count // _CHANGED)]
+            some.copy_(torch.where(some < 0.5, _ALMOST_ONE, 0.0))
+        self.count += 1
+        return numbers
 
     def uniform_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """For a tensor's elements in the order of their memory, float32, with the strides of ``empty_like``."""
@@ -192,6 +215,12 @@ class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def is_in_dropout(self) -> bool:
         """Whether a ``bernoulli_`` is the mask of a dropout that is compiled as ``native_dropout``."""
         return self.function not in _BERNOULLIS
+
+
+def _takes_numbers(args: Sequence[Any]) -> bool:
+    """Whether all tensors are torch's own, strided and not nested: elements of others have no place in memory."""
+    tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+    return all(is_plain(tensor) and not tensor.is_nested for tensor in tensors)
 
 
 _Instead: TypeAlias = "Callable[[GivenNumbers, Any, tuple[Any, ...], dict[str, Any]], Any]"
@@ -234,11 +263,17 @@ def _fill_with_flags(given: GivenNumbers, operator: Any, args: tuple[Any, ...], 
 
 
 def _rand(given: GivenNumbers, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``rand(size)`` and ``rand_like(tensor)``."""
+    """``rand(size)`` and ``rand_like(tensor)``.
+
+    Of other precisions fused code compares numbers that are not rounded. With a memory format of their own, tensors are
+    filled in another order.
+    """
     empty = _aten.empty.memory_format if operator is _aten.rand.default else _aten.empty_like.default
     drawn = empty(*args, **kwargs)
     numbers = None
-    if drawn.numel():
+    if drawn.dtype not in (torch.float32, torch.float64) or kwargs.get("memory_format") not in _KEPT_FORMATS:
+        given.lost = f"{operator} as {drawn.dtype}"
+    elif drawn.numel():
         numbers = given.uniform_like(drawn)
     if numbers is None:
         return operator(*args, **kwargs)
@@ -282,16 +317,17 @@ def _name_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
 
 
 @contextmanager
-def given_numbers(groups: Sequence[SeedGroup], way: Way) -> Iterator[GivenNumbers]:
+def given_numbers(groups: Sequence[SeedGroup], way: Way, changed: int | None = None) -> Iterator[GivenNumbers]:
     """Give eager what compiled code draws, while the block runs. It is to begin with the seeds of torch's generators.
 
     Args:
         groups: What the graphs of one call draw, in their order; drawn over and over.
         way: One of :data:`WAYS`.
+        changed: As for :class:`GivenNumbers`.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    given = GivenNumbers(groups, way.fourfold)
+    given = GivenNumbers(groups, way.fourfold, changed)
     attention = sdpa_kernel(SDPBackend.MATH) if way.written_out else nullcontext()
     with attention, _FunctionName(given), given:
         yield given

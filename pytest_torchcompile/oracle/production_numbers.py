@@ -8,13 +8,17 @@ wrong gradients beside right outputs are told of the first run too: outputs show
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.gauges.random_seeds import can_note_seeds
+from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
+from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.inductor_numbers import KNOWN, WAYS
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.recording import Recording
@@ -24,6 +28,7 @@ from pytest_torchcompile.oracle.trial_account import EagerCall, TrialAccount
 
 __all__ = ["ends_in_inductor", "have_one_form", "is_settled", "look_alike", "numbers_for", "wrong_gradients"]
 
+_OTHER_SETTINGS: Final = ("cpp_wrapper", "emulate_precision_casts", "align_random_eager")
 _INDUCTORS: Final = ("inductor", "regional_inductor")
 
 
@@ -36,7 +41,7 @@ def numbers_for(trial: TrialAccount, done: EagerCall, spread: Spread) -> SharedN
     if not options.compared or done.recording.error or not trial.draws or trial.replayed:
         return None
     alone = options.one_process is None and type(spread) is Spread
-    if not alone or not ends_in_inductor(trial) or not can_note_seeds():
+    if not alone or not ends_in_inductor(trial) or _draws_otherwise(trial) or not can_note_seeds():
         return None
     tape = trial.tapes[done.call.index, done.call.other]
     kinds = {torch.device(name).type for name in done.recording.generators}
@@ -53,6 +58,16 @@ def ends_in_inductor(trial: TrialAccount) -> bool:
     return backend == "inductor" or not isinstance(backend, str)
 
 
+def _draws_otherwise(trial: TrialAccount) -> bool:
+    """Whether a setting of Inductor's is on with which its code draws in another way, or nobody sees it."""
+    options = trial.settings.get("options") or {}
+    if options.get("fallback_random"):
+        return True
+    # torch/_inductor/config.py: torch 2.8 to 2.15; the last one from torch 2.12 on.
+    config = import_module("torch._inductor.config")
+    return any(options.get(name, getattr(config, name, False)) for name in _OTHER_SETTINGS)
+
+
 def is_settled(trial: TrialAccount) -> bool:
     """Whether all is right that was compared with the numbers of production."""
     if trial.compiled.error is not None:
@@ -66,8 +81,8 @@ def wrong_gradients(trial: TrialAccount) -> list[tuple[str, Leaf]]:
     """Gradients that are wrong where everything else is right in all calls; each with its call.
 
     A backward pass that draws again what the forward pass has drawn does that. Steps of training then go wrong too.
-    Right outputs show that eager had the right numbers only where these reach them, and a layer that is zero lets none
-    through: so nothing is said without the pass in which it has other values.
+    Right outputs show that eager had the right numbers only where these reach them. So nothing is said without the pass
+    in which a layer that is zero has other values, nor unless other numbers of each random operator make wrong outputs.
     """
     if not trial.options.varied or trial.options.passes == 1:
         return []
@@ -76,7 +91,37 @@ def wrong_gradients(trial: TrialAccount) -> list[tuple[str, Leaf]]:
     repeated = all(leaf.kind != "nondeterministic" for _, leaf in trial.leaves)
     if trial.compiled.error is not None or not repeated or any(leaf.kind != "gradient" for _, leaf in wrong):
         return []
+    if not wrong or not _reach_outputs(trial):
+        return []
     return [(f"{label}, with Inductor's own random numbers", leaf) for label, leaf in wrong]
+
+
+def _reach_outputs(trial: TrialAccount) -> bool:
+    """Whether the first call has wrong outputs as soon as some numbers of any one random operator are other ones."""
+    call, numbers = trial.calls[0], trial.numbers
+    if numbers is None:
+        return False
+
+    def run_eagerly(changed: int | None) -> Recording:
+        with numbers.given(changed):
+            # A new model each time, for it may count its calls.
+            return trial.make(None).run(call, trial.loss, trial.train, trial.seed)[0]
+
+    def expected() -> Reference:
+        return trial.call_reference(call)
+
+    with trial.phase("compare"), eager_on_purpose():
+        right = _outputs_alone(run_eagerly(None))
+        for place in range(numbers.count):
+            leaves = compare(right, _outputs_alone(run_eagerly(place)), expected)
+            if not any(map(problem, leaves)):
+                return False
+    return True
+
+
+def _outputs_alone(recording: Recording) -> Recording:
+    return Recording(outputs=recording.outputs, structure=recording.structure, loss=recording.loss,
+                     kinds=recording.kinds)
 
 
 def look_alike(eager: Recording, compiled: Recording) -> bool:

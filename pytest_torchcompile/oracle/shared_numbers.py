@@ -39,14 +39,19 @@ class SharedNumbers:
         self._noted = noted
 
     @contextmanager
-    def given(self) -> Iterator[None]:
-        """Give the same numbers to an eager run, where it is known what graphs draw."""
+    def given(self, changed: int | None = None) -> Iterator[None]:
+        """Give the same numbers to an eager run, where it is known what graphs draw. ``changed``: as there."""
         if not self.groups:
             yield
             return
-        with given_numbers(self.groups, self.way) as given:
+        with given_numbers(self.groups, self.way, changed) as given:
             yield
         self._given = given
+
+    @property
+    def count(self) -> int:
+        """How many random operators of the last eager run were given numbers."""
+        return 0 if self._given is None else self._given.count
 
     def take_groups(self) -> None:
         """Take what the compiled call has drawn for what each call draws."""

@@ -184,9 +184,9 @@ class Trial(TrialAccount):
         # Where no draw was seen, nobody knows what the compiled call has drawn.
         for way in numbers.ways if numbers.groups else ():
             numbers.way = way
-            # The run before was another program's: what it has drawn, and what it returned.
+            # The run before was another program's, whose draws, outputs and counters are none of this one's.
             del self.tapes[done.call.index, done.call.other]
-            eager.forget_outputs()
+            eager.start_over(self.make(None))
             again = self._run_eagerly(eager, done.call, ledger)
             if not numbers.agree() or not look_alike(again.recording, compiled):
                 continue

@@ -184,6 +184,44 @@ def test_an_operator_that_nobody_can_give_is_told():
     assert given.seeds == []
 
 
+# Of one of the two layouts torch warns whenever such a tensor is made.
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("draw_other", [
+    lambda x: torch.rand(4, dtype=torch.bfloat16),
+    lambda x: torch.rand_like(x.reshape(2, 2, 2, 2), memory_format=torch.channels_last),
+    lambda x: functional.dropout(torch.nested.nested_tensor([x[:5], x[5:]]), 0.5),
+    lambda x: functional.dropout(torch.nested.nested_tensor([x[:5], x[5:]], layout=torch.jagged), 0.5),
+], ids=["half precision", "an order of its own", "nested", "jagged"])
+def test_what_is_filled_in_another_way_is_told(draw_other):
+    """Fused code compares numbers that are not rounded; a nested tensor has no strides."""
+    with given_numbers([("cpu", 1)], Way()) as given:
+        draw_other(torch.ones(16))
+    assert given.lost
+    assert not given.is_complete
+
+
+def test_an_error_on_the_way_is_told(monkeypatch):
+    monkeypatch.setattr("pytest_torchcompile.oracle.inductor_numbers.uniform_numbers", lambda *_: 1 / 0)
+    with given_numbers([("cpu", 1)], Way()) as given:
+        drop(torch.ones(16))
+    assert given.lost == "aten::bernoulli_: division by zero"
+
+
+def test_some_numbers_of_one_operator_may_be_changed():
+    x = torch.ones(64)
+    drawn = []
+    for changed in (None, 0, 1):
+        torch.manual_seed(0)
+        with given_numbers([("cpu", 2)], Way(), changed) as given:
+            drawn.append((torch.rand_like(x), torch.rand_like(x)))
+        assert given.count == 2
+    (first, second), (other, same), (same_first, other_second) = drawn
+    assert torch.equal(second, same)
+    assert torch.equal(first, same_first)
+    assert (first != other).sum() == (second != other_second).sum() == 8
+    assert ((first < 0.5) == (other > 0.5))[first != other].all()
+
+
 def test_a_generator_of_its_own_is_left_alone():
     generator = torch.Generator().manual_seed(7)
     expected = torch.rand(4, generator=torch.Generator().manual_seed(7))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -51,7 +53,9 @@ def anew():
 
 def run_trial(model, config=CONFIG, calls=None, steps=3):
     trial = ObjectTrial(model, calls or batches(), config, wrap=None, loss=None, train=True, steps=steps, seed=0)
-    with isolated([]), same_random_draws():
+    with isolated([]), same_random_draws(), warnings.catch_warnings():
+        # As in compare(): a filter that makes errors of warnings would have torch's own end a compile.
+        warnings.simplefilter("ignore")
         trial.run()
     return trial
 
@@ -148,6 +152,76 @@ def test_other_masks_in_production_are_left_to_their_distribution(monkeypatch, a
     trial = run_trial(Drops(), steps=1)
     assert trial.numbers is None
     assert IN_PRODUCTION in trial.seconds
+    assert not problems_of(trial)
+
+
+class Reversed(torch.autograd.Function):
+    """Turns a gradient over, more and more so, as in the training of domain-adversarial networks."""
+
+    @staticmethod
+    def forward(context, x, strength):
+        context.strength = strength
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * -context.strength, None
+
+
+class Counts(nn.Module):
+    """Counts its calls, which the backward pass alone can see."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = Reversed.apply(self.first(x), float(self.calls))
+        return self.second(functional.dropout(hidden, 0.5, self.training))
+
+
+def test_a_model_that_counts_its_calls_is_as_old_on_both_sides():
+    trial = run_trial(Counts(), calls=batches()[:1], steps=1)
+    assert trial.numbers is not None
+    assert not problems_of(trial)
+
+
+class Blind(nn.Module):
+    """Its outputs do not depend on the mask, and its gradients do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        dropped = functional.dropout(hidden, 0.5, self.training)
+        return hidden + (dropped - dropped.detach())
+
+
+@pytest.mark.parametrize("model", [Blind, Drops])
+def test_wrong_numbers_of_ours_accuse_nobody(monkeypatch, model):
+    """Were eager given other numbers than compiled code draws, its outputs need not show it."""
+    from pytest_torchcompile.oracle import inductor_numbers
+
+    right = inductor_numbers.uniform_numbers
+    monkeypatch.setattr(inductor_numbers, "uniform_numbers", lambda seed, *rest: right(seed + 1, *rest))
+    trial = run_trial(model(), calls=batches()[:2])
+    assert trial.numbers is None
+    assert IN_PRODUCTION in trial.seconds
+    assert not problems_of(trial)
+
+
+@pytest.mark.parametrize("options", [
+    {"emulate_precision_casts": True}, {"cpp_wrapper": True}, {"fallback_random": True},
+])
+def test_a_setting_with_which_code_draws_otherwise_is_known_before(options):
+    config = CompileConfig(enabled=True, backend="inductor", options=options)
+    trial = run_trial(Blind(), config, calls=batches()[:1], steps=1)
+    assert trial.numbers is None
+    assert IN_PRODUCTION not in trial.seconds
     assert not problems_of(trial)
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["Autotuning", "autotunes_kernels", "first_choices", "limit_autotuning", "pads_by_timing",
-           "timing_behind_stride"]
+__all__ = ["Autotuning", "autotunes_kernels", "first_choices", "inductor_setting", "limit_autotuning",
+           "pads_by_timing", "timing_behind_stride"]
 
 
 @dataclass
@@ -125,7 +125,7 @@ def autotunes_kernels(settings: Mapping[str, Any]) -> bool:
         return False
     if "max-autotune" in str(settings.get("mode")):
         return True
-    return any(_inductor_setting(settings, name) for name in _TUNING_SETTINGS)
+    return any(inductor_setting(settings, name) for name in _TUNING_SETTINGS)
 
 
 def pads_by_timing(settings: Mapping[str, Any], devices: Collection[str]) -> bool:
@@ -137,8 +137,8 @@ def pads_by_timing(settings: Mapping[str, Any], devices: Collection[str]) -> boo
     """
     if settings.get("backend", "inductor") != "inductor" or set(devices) <= {"cpu", "meta"}:
         return False
-    pads = _inductor_setting(settings, "shape_padding")
-    return pads and not _inductor_setting(settings, "force_shape_pad")
+    pads = inductor_setting(settings, "shape_padding")
+    return pads and not inductor_setting(settings, "force_shape_pad")
 
 
 def timing_behind_stride(settings: Mapping[str, Any], devices: Collection[str], eager: str, compiled: str) -> str:
@@ -165,7 +165,7 @@ def _is_padding(eager: str, compiled: str) -> bool:
     return wider and sorted(axes, key=before.__getitem__) == sorted(axes, key=after.__getitem__)
 
 
-def _inductor_setting(settings: Mapping[str, Any], name: str) -> bool:
+def inductor_setting(settings: Mapping[str, Any], name: str) -> bool:
     """A switch of ``torch._inductor.config``, which options of this compile may override."""
     from torch._inductor import config
 

@@ -10,11 +10,13 @@ from pytest_torchcompile.errors import headline
 from pytest_torchcompile.observation import RAISED
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, note, problem
 
-__all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "never_repeats", "own_draws_text",
+__all__ = ["NOT_HELD", "WITH_OWN_NUMBERS", "Discrepancy", "find_discrepancies", "never_repeats", "own_draws_text",
            "undecided_notes", "why_vacuous"]
 
 NOT_HELD = ("what is held of a call when the next one runs was not compared: CUDA graphs write to the same memory "
             "again, and a copy is up to the caller")
+WITH_OWN_NUMBERS = "with Inductor's own random numbers"
+"""Said of a run whose compiled code draws as production's does."""
 _VALUES = frozenset({"value", "gradient", "buffer", "mutation", "nondeterministic"})
 # What is said of a leaf by ``Leaf.against``, where that fell short of a float64 run with noise at every operator.
 _SHORT_OF_FLOAT64 = {
@@ -115,7 +117,7 @@ def own_draws_text(drawn: Mapping[str, Any] | None) -> str:
         found = f"{len(drawn['silent'])} function(s) silently ran eagerly"
     else:
         return ""
-    return f"with Inductor's own random numbers, as in production, {found}"
+    return f"{WITH_OWN_NUMBERS}, as in production, {found}"
 
 
 def why_vacuous(leaves: Sequence[tuple[str, Leaf]]) -> str | None:

@@ -8,16 +8,16 @@ wrong gradients beside right outputs are told of the first run too: outputs show
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.backends.toolkit import Toolkit
+from pytest_torchcompile.gauges.autotune import inductor_setting
 from pytest_torchcompile.gauges.random_seeds import can_note_seeds
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.discrepancies import find_discrepancies
+from pytest_torchcompile.oracle.discrepancies import WITH_OWN_NUMBERS, find_discrepancies
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.inductor_numbers import KNOWN, WAYS
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
@@ -28,6 +28,7 @@ from pytest_torchcompile.oracle.trial_account import EagerCall, TrialAccount
 
 __all__ = ["ends_in_inductor", "have_one_form", "is_settled", "look_alike", "numbers_for", "wrong_gradients"]
 
+# Of torch/_inductor/config.py: torch 2.8 to 2.15; the last one from torch 2.12 on.
 _OTHER_SETTINGS: Final = ("cpp_wrapper", "emulate_precision_casts", "align_random_eager")
 _INDUCTORS: Final = ("inductor", "regional_inductor")
 
@@ -60,12 +61,11 @@ def ends_in_inductor(trial: TrialAccount) -> bool:
 
 def _draws_otherwise(trial: TrialAccount) -> bool:
     """Whether a setting of Inductor's is on with which its code draws in another way, or nobody sees it."""
+    # Of this one only the options count: while cells run it is on in torch's own settings.
     options = trial.settings.get("options") or {}
     if options.get("fallback_random"):
         return True
-    # torch/_inductor/config.py: torch 2.8 to 2.15; the last one from torch 2.12 on.
-    config = import_module("torch._inductor.config")
-    return any(options.get(name, getattr(config, name, False)) for name in _OTHER_SETTINGS)
+    return any(inductor_setting(trial.settings, name) for name in _OTHER_SETTINGS)
 
 
 def is_settled(trial: TrialAccount) -> bool:
@@ -93,7 +93,7 @@ def wrong_gradients(trial: TrialAccount) -> list[tuple[str, Leaf]]:
         return []
     if not wrong or not _reach_outputs(trial):
         return []
-    return [(f"{label}, with Inductor's own random numbers", leaf) for label, leaf in wrong]
+    return [(f"{label}, {WITH_OWN_NUMBERS}", leaf) for label, leaf in wrong]
 
 
 def _reach_outputs(trial: TrialAccount) -> bool:

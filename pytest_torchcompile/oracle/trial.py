@@ -12,6 +12,7 @@ from typing import Any
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.calls import Call, Side, passes_over
+from pytest_torchcompile.oracle.discrepancies import WITH_OWN_NUMBERS
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
@@ -60,7 +61,7 @@ class Trial(TrialAccount):
     def _run_with_numbers_of_eager(self, seconds: float) -> None:
         """Run once more. ``seconds``: what the run before took, whose code drew its own."""
         self.options = replace(self.options, own_numbers=False)
-        self.seconds = {"with Inductor's own random numbers": seconds}
+        self.seconds = {WITH_OWN_NUMBERS: seconds}
         # Code that draws its own numbers fits the same guards.
         forget_compiled()
         self.begin()

@@ -26,10 +26,10 @@ from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 from pytest_torchcompile.system import can_lock_files, usable_cores
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["CellResult", "Execution", "gpus_of", "threads_to_compile"]
+__all__ = ["CellResult", "Execution", "gpus_of", "threads_to_compile", "threads_to_run"]
 
 # Threads that compile a cell on a GPU, where the machine has twice as many cores.
-_LEAST_ON_GPU = 4
+_LEAST_ON_GPU = 8
 NO_LEASES = "on this system GPUs cannot be leased, so cells on a GPU run without -n"
 TIMED = "worth"
 """The check whose cell has its GPU alone."""
@@ -217,8 +217,7 @@ class Execution:
             culprit=self.settings.culprit,
             modules=self.matrix_modules,
             fuzz=self.settings.fuzz.of_cells(self.matrix.fuzz_seconds, self.matrix.root).to_dict(),
-            # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
-            threads=_omp_threads() or max(1, min(cores, 4) // ranks),
+            threads=_omp_threads() or threads_to_run(cores, ranks, planned.cell.device),
             compile_threads=threads_to_compile(cores, self.workers, ranks, planned.cell.device),
             warm_toolchain=self.warm_toolchain,
             autotune_choices=self.matrix.autotune_choices,
@@ -320,16 +319,31 @@ def gpus_of(cell: Cell) -> int:
     return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1)
 
 
+def threads_to_run(cores: int, ranks: int, device: str) -> int:
+    """How many threads each rank of a cell runs operators of the CPU with.
+
+    The number is part of the key of Inductor's caches, so it does not depend on the workers. Beside a GPU it is one:
+    what is left for the CPU are small tables, and threads that wait for each other keep cores from those who compile.
+    """
+    if _is_on_gpu(device):
+        return 1
+    return max(1, min(cores, 4) // ranks)
+
+
 def threads_to_compile(cores: int, workers: int, ranks: int, device: str) -> int:
     """How many threads Inductor compiles a cell's kernels with, in each rank.
 
-    Cells on a GPU have four, however many workers there are: Triton compiles many kernels, and the last cells of a run
+    Cells on a GPU have eight, however many workers there are: Triton compiles many kernels, and the last cells of a run
     have the machine to themselves.
     """
     threads = cores // workers
-    if device.partition(":")[0] == "cuda":
+    if _is_on_gpu(device):
         threads = max(threads, min(_LEAST_ON_GPU, cores // 2))
     return max(1, threads // ranks)
+
+
+def _is_on_gpu(device: str) -> bool:
+    return device.partition(":")[0] == "cuda"
 
 
 def _omp_threads() -> int:

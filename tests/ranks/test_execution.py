@@ -14,7 +14,7 @@ from pytest_torchcompile.errors import NoRank, TorchcompileError
 from pytest_torchcompile.observation import Job, Observation, RankOutcome
 from pytest_torchcompile.ranks import gpus, leases
 from pytest_torchcompile.ranks import rank_group as group
-from pytest_torchcompile.ranks.execution import Execution, gpus_of, threads_to_compile
+from pytest_torchcompile.ranks.execution import Execution, gpus_of, threads_to_compile, threads_to_run
 from pytest_torchcompile.ranks.leases import Leases
 from pytest_torchcompile.ranks.rank_group import cell_observation
 from pytest_torchcompile.run.settings import Settings
@@ -74,13 +74,20 @@ def test_how_many_a_cell_needs(device, ranks_of, count):
 
 
 @pytest.mark.parametrize(("cores", "workers", "ranks", "device", "threads"), [
-    (16, 1, 1, "cuda", 16), (16, 2, 1, "cuda", 8), (16, 10, 1, "cuda", 4), (16, 10, 1, "cuda:1", 4),
-    (16, 10, 4, "cuda", 1),
+    (16, 1, 1, "cuda", 16), (16, 2, 1, "cuda", 8), (16, 10, 1, "cuda", 8), (16, 10, 1, "cuda:1", 8),
+    (16, 10, 4, "cuda", 2),
     (4, 4, 1, "cuda", 2), (2, 2, 1, "cuda", 1), (1, 1, 1, "cuda", 1), (16, 10, 1, "cpu", 1), (16, 4, 2, "cpu", 2),
 ])
 def test_threads_that_compile(cores, workers, ranks, device, threads):
     """The last cells of a run have the machine to themselves; on a CPU its cores are what the cells run on, too."""
     assert threads_to_compile(cores, workers, ranks, device) == threads
+
+
+@pytest.mark.parametrize(("cores", "ranks", "device", "threads"), [
+    (16, 1, "cpu", 4), (16, 2, "cpu", 2), (16, 8, "cpu", 1), (2, 1, "cpu", 2), (16, 1, "cuda", 1), (16, 4, "cuda:1", 1),
+])
+def test_threads_that_run_operators(cores, ranks, device, threads):
+    assert threads_to_run(cores, ranks, device) == threads
 
 
 def test_a_process_keeps_the_gpus_that_it_saw_first(on, tmp_path):

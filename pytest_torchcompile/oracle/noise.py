@@ -37,10 +37,13 @@ _POOLS = {"cpu": 1 << 17}
 _POOL = 1 << 20
 # Between the seeds of two sequences.
 _APART = 7919
-# Numbers that a tensor takes from a pool without a pool of factors of its own.
-_FEW = 1 << 12
-# Pools of factors that are kept, the ones of the units used last.
+# Tensors with no more elements take them from a shorter pool of factors, the beginning of the pool: it is made in no
+# time, so that many units can have one.
+_SMALL = 1 << 12
+_SHORT_POOL = 1 << 16
+# Pools of factors that are kept, the ones of the units used last; and short ones.
 _KEPT = 16
+_SHORT_KEPT = 64
 
 
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -271,6 +274,26 @@ def _as_sequence(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
+class _Factors:
+    """The pool of a dice as factors, of each unit once."""
+
+    def __init__(self, length: int | None, kept: int) -> None:
+        """``length``: how much of the pool, None: all of it. ``kept``: of how many units."""
+        self._length, self._kept = length, kept
+        self._made: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
+
+    def of(self, dice: Dice, like: torch.Tensor, unit: float) -> torch.Tensor:
+        """Those of a tensor's device and dtype."""
+        key = (like.device, like.dtype, unit)
+        if key in self._made:
+            self._made.move_to_end(key)
+            return self._made[key]
+        self._made[key] = torch.rsub(dice.pool(like.device, like.dtype)[: self._length], 1.0, alpha=unit)
+        if len(self._made) > self._kept:
+            self._made.popitem(last=False)
+        return self._made[key]
+
+
 class Dice:
     """Uniform numbers in (-1, 1): slices of one pool per device, at random offsets.
 
@@ -282,7 +305,7 @@ class Dice:
         self._offsets = random.Random(seed)
         self._seed = seed
         self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-        self._factors: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
+        self._factors, self._short_factors = _Factors(None, _KEPT), _Factors(_SHORT_POOL, _SHORT_KEPT)
 
     def begin_sequence(self, number: int) -> None:
         """Begin the sequence of this number: it is the same one whenever it is begun."""
@@ -301,9 +324,16 @@ class Dice:
 
     def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
         """A disturbed copy, of the same strides where the tensor fills its memory."""
-        copy = tensor.clone()
-        self.disturb(copy, unit)
-        return copy
+        flat = _flat_memory(tensor)
+        if flat is None:
+            copy = tensor.clone()
+            self.disturb(copy, unit)
+            return copy
+        # In one step: a copy that is disturbed then is two, of which a GPU takes each as long as both.
+        copy = torch.empty_like(flat)
+        for part, disturbed in zip(self._stretches(flat), self._stretches(copy), strict=True):
+            torch.mul(part, self._next_factors(part, unit), out=disturbed)
+        return copy.as_strided(tensor.shape, tensor.stride())
 
     def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
         """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""
@@ -322,32 +352,20 @@ class Dice:
 
     def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
         """Factors ``1 - unit * xi``, real or complex: infinity plus a part of infinity can be NaN."""
-        pool = self._pool(like.device, like.dtype)
-        start = self._offsets.randrange(pool.numel() - like.numel())
-        key = (like.device, like.dtype, unit)
-        if key not in self._factors and like.numel() <= _FEW:
-            # A pool of factors would cost more than all that are ever taken from it.
-            return torch.rsub(pool.narrow(0, start, like.numel()), 1.0, alpha=unit)
-        return self._factor_pool(key).narrow(0, start, like.numel())
+        count = like.numel()
+        if count <= _SMALL:
+            pool = self._short_factors.of(self, like, unit)
+        else:
+            pool = self._factors.of(self, like, unit)
+        return pool.narrow(0, self._offsets.randrange(pool.numel() - count), count)
 
-    def _pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    def pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Uniform numbers in (-1, 1); of complex ones both parts."""
         if (device, dtype) not in self._pools:
             self._pools[device, dtype] = self._new_pool(device, dtype)
         return self._pools[device, dtype]
 
-    def _factor_pool(self, key: tuple[torch.device, torch.dtype, float]) -> torch.Tensor:
-        """The pool as factors, kept."""
-        if key in self._factors:
-            self._factors.move_to_end(key)
-            return self._factors[key]
-        device, dtype, unit = key
-        self._factors[key] = torch.rsub(self._pool(device, dtype), 1.0, alpha=unit)
-        if len(self._factors) > _KEPT:
-            self._factors.popitem(last=False)
-        return self._factors[key]
-
     def _new_pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Uniform numbers in (-1, 1); of complex ones both parts."""
         generator = torch.Generator(device=device).manual_seed(self._seed)
         real_dtype = dtype.to_real() if dtype.is_complex else dtype
         real = torch.empty(_POOLS.get(device.type, _POOL) + 1, 2, dtype=real_dtype, device=device)

@@ -373,7 +373,8 @@ def test_an_ill_conditioned_program_without_float64_is_given_its_room():
         def forward(self, x):
             return (Narrow.apply(x, self.w) + 1000) - 1000
 
-    torch.manual_seed(0)
+    # Of disturbed inputs nearly all rounds away: with three seeds of 40 the first draw moves nothing.
+    torch.manual_seed(1)
     model, batch = Cancels(), Batch.of(torch.randn(16, 8))
     eager, found = record(model, model, batch), reference(model, batch)
     assert found.kind == "eager-draws"

@@ -21,6 +21,7 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.held import Held, HeldName
+from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.program import WideCopies
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
@@ -348,15 +349,26 @@ def vary_parameters(module: torch.nn.Module, seed: int) -> None:
     shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
 
 
+def _zero_everywhere(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The ids of those that are."""
+    ids, signs = [], []
+    for tensor in tensors:
+        with contextlib.suppress(*REFUSED):
+            signs.append(whole_value(tensor).any())
+            ids.append(id(tensor))
+    return {key for key, has_some in zip(ids, read_numbers(*signs), strict=True) if not has_some}
+
+
 def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
     """Shrink each element of the floating tensors by up to 1/16, in place; whole numbers and Booleans stay.
 
     ``filled``: ids of those that get values where they are zero everywhere.
     """
     # Tied parameters are shrunk once. The number of a tensor is part of its seed.
-    distinct = {id(tensor): tensor for tensor in tensors}.values()
+    distinct = {id(tensor): tensor for tensor in tensors}
     with torch.no_grad():
-        for index, tensor in enumerate(distinct):
+        empty = _zero_everywhere(tensor for key, tensor in distinct.items() if key in filled)
+        for index, tensor in enumerate(distinct.values()):
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 continue
             with contextlib.suppress(*REFUSED):
@@ -364,7 +376,7 @@ def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) 
                 dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
                 share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
                 value = whole_value(tensor)
-                if id(tensor) in filled and not bool(value.any()):
+                if id(tensor) in empty:
                     write_whole(tensor, value + (share - 0.5) * _SHARE)
                 else:
                     write_whole(tensor, value * (1 - share * _SHARE))

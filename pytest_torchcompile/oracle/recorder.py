@@ -27,6 +27,7 @@ from pytest_torchcompile.oracle.recording import (
     raised_by_us,
     run_theirs,
 )
+from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, default_loss, left_out, loss_of
@@ -121,11 +122,12 @@ class _Watch:
         self.inputs = dict(_input_tensors(private))
         # Where the gradients of inputs arrive.
         self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
-        remember = fingerprint if sparing else _remember_parameter
-        # By name.
-        self.memories: dict[str, torch.Tensor | str] = {}
+        # What shows whether a parameter was written to, and what that was before. By name.
+        self.memories: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {}
         if not unwritten:
-            self.memories = {name: remember(parameter) for name, parameter in self.parameters}
+            for name, parameter in self.parameters:
+                shown = fingerprint if sparing else _shown_of(parameter)
+                self.memories[name] = (shown, shown(parameter).clone())
         self.devices = {tensor.device for tensor in self.inputs.values()}
         self.devices |= {tensor.device for _, tensor in (*self.parameters, *self.buffers())}
         # Reading them is collective.
@@ -172,12 +174,17 @@ class _Watch:
 
     def _written_parameters(self) -> set[str]:
         """The names of the remembered parameters that the call has written to, on this rank or another one."""
-        remembered = [(name, parameter) for name, parameter in self.parameters if name in self.memories]
-        written = {name: _has_changed(parameter, self.memories[name]) for name, parameter in remembered}
-        spread = {name: parameter for name, parameter in remembered if is_spread(parameter)}
+        differing = names_of_differing(self._before_and_after())
+        written = {name: name in differing for name in self.memories}
+        spread = {name: parameter for name, parameter in self.parameters if name in written and is_spread(parameter)}
         # What a rank then reads of such a parameter it reads together with the others.
         written |= true_on_any_rank(spread, written)
         return {name for name, is_written in written.items() if is_written}
+
+    def _before_and_after(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        parameters = dict(self.parameters)
+        for name, (shown, before) in self.memories.items():
+            yield name, before, shown(parameters[name])
 
     def _is_trained(self, name: str, parameter: torch.Tensor) -> bool:
         """Whether a training moves it: a step may be too small to change a bit on one side alone, which is no fault."""
@@ -222,20 +229,13 @@ def _is_untouched(old: torch.Tensor, tensor: torch.Tensor) -> bool:
     return visible_strides(tensor) == visible_strides(old)
 
 
-def _remember_parameter(parameter: torch.Tensor) -> torch.Tensor | str:
-    if is_spread(parameter):
-        # Each rank its own part: to gather all of it takes a collective, and its memory on every rank.
-        return own_part(parameter).clone()
+def _shown_of(parameter: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """By what it shows whether a parameter was written to."""
     is_plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor
-    if is_plain and parameter.numel() <= _COPIED_UP_TO:
-        return parameter.detach().clone()
-    return fingerprint(parameter)
-
-
-def _has_changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
-    if isinstance(memory, str):
-        return fingerprint(parameter) != memory
-    return not same_bits(memory, own_part(parameter))
+    # Of a spread one each rank its own part: to gather all of it takes a collective, and its memory on every rank.
+    if is_spread(parameter) or (is_plain and parameter.numel() <= _COPIED_UP_TO):
+        return own_part
+    return fingerprint
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.python_state import PythonState
 from pytest_torchcompile.oracle.step_outputs import NamedLeaf, Step, StepOutput, TrainingOutput, parameter_moved_by
 from pytest_torchcompile.state.value_leaves import (
@@ -315,7 +316,7 @@ class Recording:
     def all_zero(self) -> bool:
         """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""
         tensors = self._output_tensors()
-        return bool(tensors) and not any(map(has_signal, tensors))
+        return bool(tensors) and not any(read_numbers(*map(_signal_of, tensors)))
 
     @property
     def has_answers(self) -> bool:
@@ -339,7 +340,8 @@ class Recording:
         for name, item in self.outputs.items():
             if self.kinds.get(name) == "gradient":
                 gradients.append(item.value)
-        return sum(gradient is not None and has_signal(gradient) for gradient in gradients)
+        signals = [_signal_of(gradient) for gradient in gradients if gradient is not None]
+        return sum(map(bool, read_numbers(*signals)))
 
     def _output_tensors(self) -> list[torch.Tensor]:
         return [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]
@@ -347,12 +349,15 @@ class Recording:
 
 def has_signal(tensor: torch.Tensor) -> bool:
     """Whether a tensor has an element that is finite and not zero, so that equality with it says something."""
+    return bool(_signal_of(tensor))
+
+
+def _signal_of(tensor: torch.Tensor) -> torch.Tensor:
+    """:func:`has_signal`, not read yet."""
     if tensor.layout is not torch.strided:
-        return bool(tensor.any())
-    if not tensor.numel():
-        return False
+        return torch.tensor(bool(tensor.any()), device="cpu")
     numbers = computable(tensor)
-    return bool((numbers.isfinite() & (numbers != 0)).any())
+    return (numbers.isfinite() & (numbers != 0)).any()
 
 
 def _holds_whole_numbers(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from pytest_torchcompile.oracle.estimate import as_real
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.scale import EAGER_ONLY_UNITS
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.value_leaves import is_plain, same_bits
 
-__all__ = ["same_bits_on_gpu", "same_but_for_rounding"]
+__all__ = ["names_of_differing", "same_bits_on_gpu", "same_but_for_rounding"]
 
 
 def same_bits_on_gpu(pairs: Iterable[tuple[str, Any, Any]]) -> dict[str, bool]:
@@ -31,6 +31,22 @@ def same_bits_on_gpu(pairs: Iterable[tuple[str, Any, Any]]) -> dict[str, bool]:
         names.append(name)
         differing.append(is_other.any())
     return {name: not is_other for name, is_other in zip(names, read_numbers(*differing), strict=True)}
+
+
+def names_of_differing(pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> set[str]:
+    """Names of the pairs that are not equal as for ``same_bits``. None is held, so that each may be made when it is
+    asked for."""
+    differing = set()
+
+    def on_gpu() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        for name, one, other in pairs:
+            if _is_alike(one, other) and _is_on_gpu(one):
+                yield name, one, other
+            elif not same_bits(one, other):
+                differing.add(name)
+
+    equal = same_bits_on_gpu(on_gpu())
+    return differing | {name for name, is_equal in equal.items() if not is_equal}
 
 
 def same_but_for_rounding(runs: Iterable[tuple[str, Any, Any, float]]) -> set[str]:

@@ -20,6 +20,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.recording import (
     Recording,
     Step,
@@ -28,8 +29,9 @@ from pytest_torchcompile.oracle.recording import (
     parameter_moved_by,
     run_theirs,
 )
+from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
-from pytest_torchcompile.state.value_leaves import dense_form, leaves_of, same_bits
+from pytest_torchcompile.state.value_leaves import dense_form, leaves_of
 
 __all__ = ["BY_LEFT_OUT", "Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of", "no_loss",
            "parameters_told_by_gradients", "rename_leaves", "steps_of"]
@@ -292,12 +294,9 @@ def learning_rate(module: torch.nn.Module, first: Recording) -> float:
 
 
 def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
-    squares = 0.0
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            # In float64: of many half precision values a sum of squares would overflow.
-            squares += float(tensor.double().square().sum())
-    return math.sqrt(squares)
+    # In float64: of many half precision values a sum of squares would overflow.
+    squares = [tensor.double().square().sum() for tensor in tensors if tensor.is_floating_point()]
+    return math.sqrt(sum(read_numbers(*squares)))
 
 
 def no_loss(output: Any, value: Any) -> torch.Tensor:
@@ -323,18 +322,18 @@ def _told_by_gradients(recording: Recording, model: torch.nn.Module, rate: float
     for name, _, value in recording.values():
         if isinstance(value, torch.Tensor):
             gradients.setdefault(parameter_moved_by(name), []).append(value)
-    told = set()
-    for name, parameter in model.named_parameters():
-        leaf = f"{name}{_AFTER_CALL}"
-        if leaf not in recording.mutated:
-            continue
-        moved = detached_copy(parameter)
-        for gradient in gradients.get(name, []):
-            if gradient.shape == moved.shape:
-                moved.add_(gradient, alpha=-rate)
-        if same_bits(moved, recording.mutated[leaf]):
-            told.add(leaf)
-    return told
+    found = {f"{name}{_AFTER_CALL}": name for name, _ in model.named_parameters()}
+    moving = {leaf: name for leaf, name in found.items() if leaf in recording.mutated}
+
+    def moved_and_found() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        for leaf, name in moving.items():
+            moved = detached_copy(model.get_parameter(name))
+            for gradient in gradients.get(name, []):
+                if gradient.shape == moved.shape:
+                    moved.add_(gradient, alpha=-rate)
+            yield leaf, moved, recording.mutated[leaf]
+
+    return set(moving) - names_of_differing(moved_and_found())
 
 
 def rename_leaves(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:

@@ -56,7 +56,7 @@ def layout_of(tensor: torch.Tensor) -> str:
     if tensor.is_quantized:
         return f"quantised, {tensor.qscheme()}"
     if type(tensor).__name__ == "MaskedTensor":
-        return f"masked, {fingerprint(tensor.get_mask())}"  # type: ignore[attr-defined]
+        return f"masked, {fingerprint(tensor.get_mask()).tolist()}"  # type: ignore[attr-defined]
     if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
         return f"{tensor.layout}, not coalesced"
     return str(tensor.layout)
@@ -163,16 +163,16 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def fingerprint(tensor: torch.Tensor) -> str:
-    """A text that changes when the values do, in all likelihood; to be compared with an earlier one."""
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers that change when the values do, in all likelihood. On the tensor's device: a GPU is not waited for."""
     if not is_plain(tensor) or tensor.numel() == 0 or tensor.device.type == "meta":
-        return ""
+        return torch.empty(0, device="cpu")
     flat = tensor.detach()
     # A sum in half precision would not notice the change of one element.
     sum_dtype = torch.float32 if flat.is_floating_point() and flat.dtype.itemsize < 4 else None
     flat = flat.reshape(-1)
     # several sums, so that elements that have changed places are noticed too
-    return repr([flat[::step].sum(dtype=sum_dtype).item() for step in (1, 2, 7)])
+    return torch.stack([flat[::step].sum(dtype=sum_dtype) for step in (1, 2, 7)])
 
 
 # ----------------------------------------------------------------------------------------------- leaves and their paths

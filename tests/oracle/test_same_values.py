@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_torchcompile.oracle import same_values
-from pytest_torchcompile.oracle.same_values import same_bits_on_gpu, same_but_for_rounding
+from pytest_torchcompile.oracle.same_values import names_of_differing, same_bits_on_gpu, same_but_for_rounding
 from pytest_torchcompile.state.value_leaves import same_bits
 
 pytestmark = pytest.mark.needs_torch
@@ -54,6 +54,19 @@ def test_all_bits_at_once(cuda_everywhere):
 def test_nothing_is_said_of_what_is_not_alike(cuda_everywhere, one, other):
     assert same_bits_on_gpu([("pair", one, other)]) == {}
     assert same_but_for_rounding([("pair", one, other, 1.0)]) == set()
+
+
+def test_names_of_pairs_that_differ(monkeypatch):
+    """Of those on a GPU, of those that are not, and of what is not alike."""
+    monkeypatch.setattr(same_values, "_is_on_gpu", lambda tensor: tensor.numel() != 2)
+    reads = []
+    monkeypatch.setattr(same_values, "read_numbers", lambda *numbers: reads.append(numbers) or [*map(float, numbers)])
+    pairs = {**PAIRS, "lengths": (ONE, ONE[:3]), "sparse": (ONE.to_sparse(), ONE.to_sparse()),
+             "float8": (ONE.to(torch.float8_e4m3fn), ONE.to(torch.float8_e4m3fn))}
+    found = names_of_differing((name, *pair) for name, pair in pairs.items())
+    assert found == {name for name, pair in pairs.items() if not same_bits(*pair)}
+    assert {"other", "NaN in one", "lengths"} <= found
+    assert len(reads) == 1
 
 
 def test_on_a_cpu_each_is_compared_by_itself():

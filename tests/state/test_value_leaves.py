@@ -312,19 +312,19 @@ def test_a_fingerprint_changes_with_a_value(dtype):
     """Of many elements too, where a sum in half precision would not notice one; and where two change places."""
     tensor = torch.ones(5000, dtype=dtype)
     tensor[7] = 0
-    before = fingerprint(tensor)
-    assert fingerprint(tensor.clone()) == before
+    before = fingerprint(tensor).tolist()
+    assert fingerprint(tensor.clone()).tolist() == before
     tensor[3] = 0
-    changed = fingerprint(tensor)
+    changed = fingerprint(tensor).tolist()
     assert changed != before
     tensor[7] = 1
-    assert fingerprint(tensor) not in (before, changed)
+    assert fingerprint(tensor).tolist() not in (before, changed)
 
 
 def test_no_fingerprint_of_what_has_no_values():
     """Empty, on the device meta, or not a plain tensor."""
     for tensor in (torch.empty(0), torch.empty(2, device="meta"), ones(2).to_sparse()):
-        assert fingerprint(tensor) == ""
+        assert not fingerprint(tensor).numel()
 
 
 def test_a_class_registered_without_keys(monkeypatch):

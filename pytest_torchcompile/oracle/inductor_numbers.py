@@ -85,17 +85,23 @@ def philox(seed: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
 
     Returns: four tensors of the shape of ``places``, int64.
     """
-    keys = [seed & _LOW, (seed >> 32) & _LOW]
     zeros = torch.zeros_like(places)
     first, second, third, fourth = places, zeros, zeros, zeros
-    for _ in range(_ROUNDS):
+    for key, other_key in _keys_of_rounds(seed):
         # Of the 64 bits of a product none is lost, though the highest counts as a sign.
         product, other_product = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
-        first = ((other_product >> 32) & _LOW) ^ second ^ keys[0]
-        third = ((product >> 32) & _LOW) ^ fourth ^ keys[1]
+        first = ((other_product >> 32) & _LOW) ^ second ^ key
+        third = ((product >> 32) & _LOW) ^ fourth ^ other_key
         second, fourth = other_product & _LOW, product & _LOW
-        keys = [(key + step) & _LOW for key, step in zip(keys, _KEY_STEPS, strict=True)]
     return [first, second, third, fourth]
+
+
+def _keys_of_rounds(seed: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Two of 32 bits for each round."""
+    rounds = torch.arange(_ROUNDS, device=seed.device)
+    lower, upper = seed & _LOW, (seed >> 32) & _LOW
+    keys = [(half + rounds * step) & _LOW for half, step in zip((lower, upper), _KEY_STEPS, strict=True)]
+    return list(zip(*(each.unbind() for each in keys), strict=True))
 
 
 def uniform_numbers(seed: torch.Tensor, count: int, fourfold: bool = False) -> torch.Tensor:
@@ -329,5 +335,8 @@ def given_numbers(groups: Sequence[SeedGroup], way: Way, changed: int | None = N
 
     given = GivenNumbers(groups, way.fourfold, changed)
     attention = sdpa_kernel(SDPBackend.MATH) if way.written_out else nullcontext()
-    with attention, _FunctionName(given), given:
+    # Each call of a function pays for its name, and only a CPU's dropout is known by it.
+    on_gpu = bool(groups) and all(device != "cpu" for device, _ in groups)
+    names = nullcontext() if on_gpu else _FunctionName(given)
+    with attention, names, given:
         yield given

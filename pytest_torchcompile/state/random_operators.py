@@ -7,6 +7,7 @@ given call: attention whose dropout is 0, and dropout that is told not to train.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ _TRAINING: Final = ("train", "training")
 
 def call_draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call with these arguments draws random numbers; of what is no operator nobody knows: no."""
-    if not isinstance(operator, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
+    if not _may_draw(operator):
         return False
     for place, argument in enumerate(operator._schema.arguments):
         given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
@@ -31,6 +32,12 @@ def call_draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         if argument.name in _TRAINING and given is False:
             return False
     return True
+
+
+# A program has some hundred operators, and calls them a thousand times each.
+@cache
+def _may_draw(operator: Any) -> bool:
+    return isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def node_draws(node: fx.Node) -> bool:

@@ -2,7 +2,8 @@
 
 Inductor makes them from a seed for each random operator and the place of each element, by the generator Philox with
 ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Eager draws the same seeds, from the
-same generator in the same state, and makes the numbers by arithmetic on whole numbers: no code of Inductor's is run.
+same generator in the same state. The numbers are made by arithmetic on whole numbers, on a GPU by Triton's generator in
+a kernel of ours: no code of Inductor's is run.
 Its decompositions say what becomes of them: dropout keeps what is above its share (torch 2.8 to 2.15).
 """
 
@@ -77,7 +78,7 @@ WAYS: Final = {
 
 
 def philox(seed: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
-    """Four numbers of 32 bits for each place.
+    """Four numbers of 32 bits for each place: Philox, written out.
 
     Args:
         seed: One whole number of 64 bits.
@@ -113,26 +114,17 @@ def uniform_numbers(seed: torch.Tensor, count: int, fourfold: bool = False) -> t
         fourfold: As for :class:`Way`.
     """
     numbers = torch.empty(count, dtype=torch.float32, device=seed.device)
+    if seed.device.type != "cpu":
+        # Here, for Triton is installed where there is a GPU.
+        from pytest_torchcompile.oracle.triton_numbers import fill_uniformly
+
+        fill_uniformly(numbers, seed, fourfold)
+        return numbers
     for start in range(0, count, _AT_A_TIME):
         places = torch.arange(start, min(start + _AT_A_TIME, count), device=seed.device)
-        numbers[start:start + _AT_A_TIME] = _uniform_at(seed, places, fourfold)
+        bits = philox(seed & _LOW, places)[0]
+        numbers[start:start + _AT_A_TIME] = (bits & (_LOW >> 1)).to(torch.float32) * _SCALE
     return numbers
-
-
-def _uniform_at(seed: torch.Tensor, places: torch.Tensor, fourfold: bool) -> torch.Tensor:
-    on_cpu = seed.device.type == "cpu"
-    if on_cpu:
-        seed = seed & _LOW
-    if fourfold:
-        lanes = torch.stack(philox(seed, places >> 2))
-        bits = lanes.gather(0, (places & 3).unsqueeze(0)).squeeze(0)
-    else:
-        bits = philox(seed, places)[0]
-    lower = bits & (_LOW >> 1)
-    if not on_cpu:
-        # Triton takes them for numbers with a sign, and -x - 1 of those below zero: all lower bits are turned over.
-        lower = torch.where(bits == lower, lower, lower ^ (_LOW >> 1))
-    return lower.to(torch.float32) * _SCALE
 
 
 class GivenNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

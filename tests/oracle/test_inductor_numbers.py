@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -34,11 +38,34 @@ def test_many_numbers_are_made_in_parts(monkeypatch):
     assert 0 <= float(whole.min()) < float(whole.max()) < 1
 
 
-def test_four_elements_may_share_a_place():
-    lanes = torch.stack(philox(torch.tensor(3), torch.arange(2)), dim=1).flatten()
-    numbers = uniform_numbers(torch.tensor(3), 7, fourfold=True)
-    expected = (lanes & 0x7FFFFFFF).float() * 4.6566127342e-10
-    assert torch.equal(numbers, expected[:7])
+OF_A_GPU = """
+import torch
+from pytest_torchcompile.oracle.inductor_numbers import philox
+from pytest_torchcompile.oracle.triton_numbers import fill_uniformly
+
+for seed in map(torch.tensor, (0, 3, 5 + (1 << 32), (1 << 62) + 3, -5, -(1 << 63))):
+    for count in (1, 7, 1024, 3001):
+        for fourfold in (False, True):
+            numbers = torch.full([count + 5], -1.0)
+            fill_uniformly(numbers[:count], seed, fourfold)
+            lanes = torch.stack(philox(seed, torch.arange(count)), 1)
+            bits = lanes.flatten()[:count] if fourfold else lanes[:, 0]
+            # As numbers with a sign, and -x - 1 of those below zero.
+            lower = torch.where(bits < 1 << 31, bits, (1 << 32) - 1 - bits)
+            assert torch.equal(numbers[:count], lower.float() * 4.6566127342e-10), (seed, count, fourfold)
+            assert (numbers[count:] == -1).all()
+print("all numbers are those of Philox")
+"""
+
+
+def test_a_gpu_is_given_the_numbers_of_philox(tmp_path):
+    """In Triton's interpreter, which has to be chosen before Triton is imported."""
+    pytest.importorskip("triton", reason="a CPU build of torch brings no Triton: extra [triton]")
+    script = tmp_path / "interpreted.py"
+    script.write_text(OF_A_GPU)
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert ended.stdout == "all numbers are those of Philox\n", ended.stderr
 
 
 def drop(x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -58,18 +58,21 @@ class _OpenCalls:
         self._devices: set[torch.device] = set()
         self._bytes = 0
 
-    def add(self, call: _OpenCall, tensors: Iterable[torch.Tensor]) -> None:
-        """Take a call, and what it was given and has made. On a CPU it is asked at once, for nobody waits there."""
+    def add(self, call: _OpenCall, tensors: Sequence[torch.Tensor]) -> None:
+        """Take a call, and what it was given and has made.
+
+        It is asked at once on a CPU, for nobody waits there; and where something has memory that nobody can name.
+        """
         self._calls.append(call)
-        for tensor in tensors:
-            if not is_plain(tensor):
-                continue
+        named = [tensor for tensor in tensors if is_plain(tensor)]
+        for tensor in named:
             storage = tensor.untyped_storage()
             self._devices.add(tensor.device)
             if storage.data_ptr() not in self._memory:
                 self._memory.add(storage.data_ptr())
                 self._bytes += storage.nbytes()
-        if len(self._calls) >= _MOST_OPEN or self._bytes > _MOST_HELD or self._devices == {_CPU}:
+        is_full = len(self._calls) >= _MOST_OPEN or self._bytes > _MOST_HELD
+        if is_full or self._devices == {_CPU} or len(named) < len(tensors):
             self.close()
 
     def are_about(self, value: Any) -> bool:

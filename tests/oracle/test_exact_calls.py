@@ -376,3 +376,14 @@ def test_other_memory_may_be_written_to(waits):
         torch.ones(3).cumsum(0)
         torch.ones(3).add_(1)
     assert not waits
+
+
+class Marked(torch.Tensor):
+    """A subclass whose memory nobody can name."""
+
+
+def test_with_tensors_of_a_subclass_it_is_asked_at_once(waits):
+    with Tape() as tape:
+        torch.ops.aten.add.Tensor(torch.ones(3), torch.ones(3).as_subclass(Marked))
+    assert waits == [1]
+    assert units_of(tape)["add"] == 0.0

@@ -353,6 +353,8 @@ def _zero_everywhere(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The ids of those that are."""
     ids, signs = [], []
     for tensor in tensors:
+        if tensor.is_meta:
+            continue
         with contextlib.suppress(*REFUSED):
             signs.append(whole_value(tensor).any())
             ids.append(id(tensor))

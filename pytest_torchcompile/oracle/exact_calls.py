@@ -15,11 +15,10 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.measurement import Measurement
 from pytest_torchcompile.oracle.operator_rounding import PRODUCTS, Operator, count_terms, unit_of
 from pytest_torchcompile.state.value_leaves import is_plain
 
-__all__ = ["adds_whole_numbers", "may_add_whole_numbers", "picks_one"]
+__all__ = ["adds_whole_numbers", "picks_one"]
 
 _EXTREMES: Final = frozenset({"amax", "amin", "max", "min"})
 _REDUCING_SCATTERS: Final = frozenset({"index_reduce", "scatter_reduce", "segment_reduce"})
@@ -39,47 +38,41 @@ def picks_one(about: Operator, args: Sequence[Any]) -> bool:
     return False
 
 
-def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any],
-                       result: torch.Tensor) -> Measurement[bool]:
+def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:
     """Whether this call adds or multiplies whole numbers, so small that the result's dtype holds every sum.
 
     The number of terms times the largest of each factor bounds the sums: it holds for any order of summation, and for
-    partial sums that are kept in the dtype of the result. Asked of a call that :func:`may_add_whole_numbers`.
+    partial sums that are kept in the dtype of the result. Of a call that writes to an argument nobody knows any more
+    what that held.
     """
-    # Of most results it is no whole number, and no more has to be looked at.
-    first = yield result.as_strided((), (), result.storage_offset())
-    if not float(first).is_integer():
+    if about.name not in _EXACT_ON_WHOLE or about.writes or not _begins_whole(result):
         return False
     given = [*args, *kwargs.values()]
     factors = [abs(float(each)) for each in given if isinstance(each, (int, float))]
     tensors = [each for each in given if _has_fractions(each)]
-    if not all(factor.is_integer() for factor in factors) or any(tensor.is_complex() for tensor in tensors):
+    if not all(factor.is_integer() for factor in factors):
         return False
-    for tensor in (result, *tensors):
-        if not tensor.numel():
-            continue
-        is_whole, largest = yield torch.stack([(tensor == tensor.trunc()).all(), tensor.abs().amax()])
-        if not is_whole:
-            return False
-        if tensor is not result:
-            factors.append(float(largest))
-    bound = math.prod(max(1.0, factor) for factor in factors)
-    return bound * _count_terms(about, args) * unit_of(result.dtype) <= 1
-
-
-def may_add_whole_numbers(about: Operator, result: torch.Tensor) -> bool:
-    """Whether :func:`adds_whole_numbers` can hold of a call, whatever it was given.
-
-    Of a call that writes to an argument nobody knows any more what that held.
-    """
-    if about.name not in _EXACT_ON_WHOLE or about.writes:
+    if not all(_is_whole(tensor) for tensor in (result, *tensors)):
         return False
-    return not result.is_complex() and not result.is_meta and is_plain(result) and result.numel() > 0
+    factors += [float(tensor.abs().amax()) for tensor in tensors if tensor.numel()]
+    largest = math.prod(max(1.0, factor) for factor in factors)
+    return largest * _count_terms(about, args) * unit_of(result.dtype) <= 1
 
 
 def _has_fractions(value: Any) -> bool:
     """Whether it is a tensor whose dtype holds more than whole numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _begins_whole(tensor: torch.Tensor) -> bool:
+    """Whether its first element is a whole number. Of most tensors it is not, and no more has to be looked at."""
+    if tensor.is_complex() or tensor.is_meta or not is_plain(tensor) or not tensor.numel():
+        return False
+    return float(tensor[(0,) * tensor.dim()]).is_integer()
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not tensor.is_complex() and bool((tensor == tensor.trunc()).all())
 
 
 def _count_terms(about: Operator, args: Sequence[Any]) -> int:

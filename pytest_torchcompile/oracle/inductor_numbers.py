@@ -327,8 +327,5 @@ def given_numbers(groups: Sequence[SeedGroup], way: Way, changed: int | None = N
 
     given = GivenNumbers(groups, way.fourfold, changed)
     attention = sdpa_kernel(SDPBackend.MATH) if way.written_out else nullcontext()
-    # Each call of a function pays for its name, and only a CPU's dropout is known by it.
-    on_gpu = bool(groups) and all(device != "cpu" for device, _ in groups)
-    names = nullcontext() if on_gpu else _FunctionName(given)
-    with attention, names, given:
+    with attention, _FunctionName(given), given:
         yield given

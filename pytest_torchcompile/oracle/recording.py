@@ -356,6 +356,9 @@ def _signal_of(tensor: torch.Tensor) -> torch.Tensor:
     """:func:`has_signal`, not read yet."""
     if tensor.layout is not torch.strided:
         return torch.tensor(bool(tensor.any()), device="cpu")
+    # Of some dtypes torch has no arithmetic.
+    if not tensor.numel():
+        return torch.tensor(False, device="cpu")
     numbers = computable(tensor)
     return (numbers.isfinite() & (numbers != 0)).any()
 

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, may_add_whole_numbers
-from pytest_torchcompile.oracle.measurement import Measurement, measure_together
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -24,87 +23,12 @@ Key: TypeAlias = "tuple[str, tuple[Any, ...]]"
 """An operator with the shapes of the tensors and the plain numbers that it is given."""
 # Attribute of a tensor that the eager run has cast to a narrower dtype: the unit roundoff of that.
 _NARROWED = "_torchcompile_narrowed"
-_CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"
 _FUSED_ATTENTION = "aten::_scaled_dot_product_efficient_attention"
 # Position of the share of weights that it drops.
 _SHARE = 5
 # Elements of a mask of attention that is kept.
 _LARGEST_MASK = 1 << 27
-# Calls on a GPU that are looked at together, and bytes of what they are about, which is held for so long.
-_MOST_OPEN = 128
-_MOST_HELD = 1 << 28
-
-
-@dataclass(eq=False)
-class _OpenCall:
-    """A call that rounds by ``unit``, unless it turns out that it adds whole numbers."""
-
-    rounding: Rounding
-    unit: float
-    adds_whole_numbers: Measurement[bool]
-
-
-class _OpenCalls:
-    """Calls of which it is not known yet whether they add whole numbers.
-
-    To ask at once would have Python wait for a GPU at every second operator. Nothing that a call was given or has made
-    may be written to while it is open.
-    """
-
-    def __init__(self) -> None:
-        self._calls: list[_OpenCall] = []
-        self._memory: set[int] = set()
-        self._devices: set[torch.device] = set()
-        self._bytes = 0
-
-    def add(self, call: _OpenCall, tensors: Sequence[torch.Tensor]) -> None:
-        """Take a call, and what it was given and has made.
-
-        It is asked at once on a CPU, for nobody waits there; and where something has memory that nobody can name.
-        """
-        self._calls.append(call)
-        named = [tensor for tensor in tensors if is_plain(tensor)]
-        for tensor in named:
-            storage = tensor.untyped_storage()
-            self._devices.add(tensor.device)
-            if storage.data_ptr() not in self._memory:
-                self._memory.add(storage.data_ptr())
-                self._bytes += storage.nbytes()
-        is_full = len(self._calls) >= _MOST_OPEN or self._bytes > _MOST_HELD
-        if is_full or self._devices == {_CPU} or len(named) < len(tensors):
-            self.close()
-
-    def are_about(self, value: Any) -> bool:
-        """Whether some call was given the memory of a tensor, or of one in a list, or has made it."""
-        if not self._memory:
-            return False
-        tensors = value if isinstance(value, (list, tuple)) else [value]
-        return any(_memory_of(tensor) in self._memory for tensor in tensors)
-
-    def close(self) -> None:
-        """Ask all of them."""
-        if not self._calls:
-            return
-        calls, devices = self._calls, self._devices
-        self._calls, self._devices = [], set()
-        self._memory.clear()
-        self._bytes = 0
-        for device in devices:
-            # What they made may have been made on another stream.
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        with torch.no_grad():
-            answers = measure_together([call.adds_whole_numbers for call in calls])
-        for call, adds_whole in zip(calls, answers, strict=True):
-            if not adds_whole:
-                call.rounding.unit = max(call.rounding.unit, call.unit)
-
-
-def _memory_of(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor) and is_plain(value):
-        return value.untyped_storage().data_ptr()
-    return None
 
 
 @dataclass
@@ -151,8 +75,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, torch.Tensor]] = []
-        self._roundings: dict[Key, Rounding] = {}
-        self._open = _OpenCalls()
+        self.roundings: dict[Key, Rounding] = {}
         # A hash of all operators in their order, each with the shapes and plain numbers that it was given.
         self.operators = hashlib.sha256()
         # Whether the run is known to have written to none of the parameters.
@@ -160,12 +83,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The parameters, with the addresses of their memory before the run; and of what operators wrote to.
         self._memory: list[tuple[torch.Tensor, int]] = []
         self._written: set[int] = set()
-
-    @property
-    def roundings(self) -> dict[Key, Rounding]:
-        """How operators round."""
-        self._open.close()
-        return self._roundings
 
     @property
     def unit(self) -> float | None:
@@ -183,17 +100,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             from pytest_torchcompile.oracle.higher_order import run_higher_order
 
             return run_higher_order(self, func, args, kwargs or {})
-        about = operator_facts(func)
-        written = _written_by(about, args, kwargs or {})
-        if any(map(self._open.are_about, written)):
-            self._open.close()
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
+        about = operator_facts(func)
         key = key_of(about, args)
         self.operators.update(repr(key).encode("utf-8", "surrogatepass"))
-        for value in written:
-            self._note_written(value)
-        rounding = self._roundings.setdefault(key, Rounding())
+        for position, name in about.writes.items():
+            self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
+        rounding = self.roundings.setdefault(key, Rounding())
         # Else it decides or counts. What it is given has been rounded where it was made, and is not rounded again.
         if _is_real(first):
             self._note_rounding(rounding, about, args, kwargs or {}, first)
@@ -217,7 +131,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def end_run(self) -> None:
         """Say whether the run has written to the memory of a parameter, or given it another."""
-        self._open.close()
         for parameter, memory in self._memory:
             if memory in self._written or parameter.untyped_storage().data_ptr() != memory:
                 self.spares_parameters = False
@@ -238,12 +151,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 narrowed = {0: unit}
             else:
                 unit = 0.0  # nothing is rounded
-        elif about.exact:
-            unit = 0.0
-        elif may_add_whole_numbers(about, result):
-            asked = _OpenCall(rounding, unit, adds_whole_numbers(about, args, kwargs, result))
-            tensors = [each for each in (*args, *kwargs.values(), result) if isinstance(each, torch.Tensor)]
-            self._open.add(asked, tensors)
+        # Not asked where the coarsest call has rounded so already: to look at numbers is to wait for a GPU.
+        elif about.exact or (unit > rounding.unit and adds_whole_numbers(about, args, kwargs, result)):
             unit = 0.0
         if about.exact and narrowed:
             setattr(result, _NARROWED, max(narrowed.values()))
@@ -251,12 +160,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not about.exact:
             for position, narrow in narrowed.items():
                 rounding.inputs[position] = max(rounding.inputs.get(position, 0.0), narrow)
-
-
-def _written_by(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What an operator writes to: tensors, or lists of them."""
-    written = [args[position] if position < len(args) else kwargs.get(name) for position, name in about.writes.items()]
-    return written + [args[position] for position in about.running if position < len(args)]
 
 
 def _drawn_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> tuple[str, Any]:

@@ -322,18 +322,18 @@ def _told_by_gradients(recording: Recording, model: torch.nn.Module, rate: float
     for name, _, value in recording.values():
         if isinstance(value, torch.Tensor):
             gradients.setdefault(parameter_moved_by(name), []).append(value)
-    found = {f"{name}{_AFTER_CALL}": name for name, _ in model.named_parameters()}
-    moving = {leaf: name for leaf, name in found.items() if leaf in recording.mutated}
+    leaves = {f"{name}{_AFTER_CALL}": parameter for name, parameter in model.named_parameters()}
+    left = {leaf: parameter for leaf, parameter in leaves.items() if leaf in recording.mutated}
 
     def moved_and_found() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        for leaf, name in moving.items():
-            moved = detached_copy(model.get_parameter(name))
-            for gradient in gradients.get(name, []):
+        for leaf, parameter in left.items():
+            moved = detached_copy(parameter)
+            for gradient in gradients.get(leaf.removesuffix(_AFTER_CALL), []):
                 if gradient.shape == moved.shape:
                     moved.add_(gradient, alpha=-rate)
             yield leaf, moved, recording.mutated[leaf]
 
-    return set(moving) - names_of_differing(moved_and_found())
+    return set(left) - names_of_differing(moved_and_found())
 
 
 def rename_leaves(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:

@@ -349,18 +349,6 @@ def vary_parameters(module: torch.nn.Module, seed: int) -> None:
     shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
 
 
-def _zero_everywhere(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The ids of those that are."""
-    ids, signs = [], []
-    for tensor in tensors:
-        if tensor.is_meta:
-            continue
-        with contextlib.suppress(*REFUSED):
-            signs.append(whole_value(tensor).any())
-            ids.append(id(tensor))
-    return {key for key, has_some in zip(ids, read_numbers(*signs), strict=True) if not has_some}
-
-
 def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
     """Shrink each element of the floating tensors by up to 1/16, in place; whole numbers and Booleans stay.
 
@@ -369,7 +357,7 @@ def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) 
     # Tied parameters are shrunk once. The number of a tensor is part of its seed.
     distinct = {id(tensor): tensor for tensor in tensors}
     with torch.no_grad():
-        empty = _zero_everywhere(tensor for key, tensor in distinct.items() if key in filled)
+        zeros = _zero_everywhere(tensor for key, tensor in distinct.items() if key in filled)
         for index, tensor in enumerate(distinct.values()):
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 continue
@@ -378,7 +366,19 @@ def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) 
                 dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
                 share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
                 value = whole_value(tensor)
-                if id(tensor) in empty:
+                if id(tensor) in zeros:
                     write_whole(tensor, value + (share - 0.5) * _SHARE)
                 else:
                     write_whole(tensor, value * (1 - share * _SHARE))
+
+
+def _zero_everywhere(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Ids of the tensors that have nothing but zeros. All are read together, so that a GPU is waited for once."""
+    has_others: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        # One on the device meta has no values to read.
+        if not tensor.is_meta:
+            with contextlib.suppress(*REFUSED):
+                has_others[id(tensor)] = whole_value(tensor).any()
+    read = read_numbers(*has_others.values())
+    return {key for key, has_other in zip(has_others, read, strict=True) if not has_other}

@@ -2,8 +2,8 @@
 
 Inductor makes them from a seed for each random operator and the place of each element, by the generator Philox with
 ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Eager draws the same seeds, from the
-same generator in the same state. The numbers are made by arithmetic on whole numbers, on a GPU by Triton's generator in
-a kernel of ours: no code of Inductor's is run.
+same generator in the same state. On a CPU the numbers are made by arithmetic on whole numbers, on a GPU by Triton's
+generator in a kernel of ours. No code of Inductor's is run.
 Its decompositions say what becomes of them: dropout keeps what is above its share (torch 2.8 to 2.15).
 """
 
@@ -86,23 +86,17 @@ def philox(seed: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
 
     Returns: four tensors of the shape of ``places``, int64.
     """
+    keys = [seed & _LOW, (seed >> 32) & _LOW]
     zeros = torch.zeros_like(places)
     first, second, third, fourth = places, zeros, zeros, zeros
-    for key, other_key in _keys_of_rounds(seed):
+    for _ in range(_ROUNDS):
         # Of the 64 bits of a product none is lost, though the highest counts as a sign.
         product, other_product = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
-        first = ((other_product >> 32) & _LOW) ^ second ^ key
-        third = ((product >> 32) & _LOW) ^ fourth ^ other_key
+        first = ((other_product >> 32) & _LOW) ^ second ^ keys[0]
+        third = ((product >> 32) & _LOW) ^ fourth ^ keys[1]
         second, fourth = other_product & _LOW, product & _LOW
+        keys = [(key + step) & _LOW for key, step in zip(keys, _KEY_STEPS, strict=True)]
     return [first, second, third, fourth]
-
-
-def _keys_of_rounds(seed: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Two of 32 bits for each round."""
-    rounds = torch.arange(_ROUNDS, device=seed.device)
-    lower, upper = seed & _LOW, (seed >> 32) & _LOW
-    keys = [(half + rounds * step) & _LOW for half, step in zip((lower, upper), _KEY_STEPS, strict=True)]
-    return list(zip(*(each.unbind() for each in keys), strict=True))
 
 
 def uniform_numbers(seed: torch.Tensor, count: int, fourfold: bool = False) -> torch.Tensor:
@@ -111,7 +105,7 @@ def uniform_numbers(seed: torch.Tensor, count: int, fourfold: bool = False) -> t
     Args:
         seed: One whole number of 64 bits, on the device for whose code it is; a CPU's takes its lower half.
         count: How many elements.
-        fourfold: As for :class:`Way`.
+        fourfold: As for :class:`Way`; a CPU knows no such thing.
     """
     numbers = torch.empty(count, dtype=torch.float32, device=seed.device)
     if seed.device.type != "cpu":

@@ -37,12 +37,11 @@ _POOLS = {"cpu": 1 << 17}
 _POOL = 1 << 20
 # Between the seeds of two sequences.
 _APART = 7919
-# Tensors with no more elements take them from a shorter pool of factors, the beginning of the pool: it is made in no
-# time, so that many units can have one.
+# Pools of factors that are kept, those of the units used last.
+_KEPT = 16
+# Tensors with no more elements take their factors from a short pool. It costs little, so that many units can have one.
 _SMALL = 1 << 12
 _SHORT_POOL = 1 << 16
-# Pools of factors that are kept, the ones of the units used last; and short ones.
-_KEPT = 16
 _SHORT_KEPT = 64
 
 
@@ -274,21 +273,21 @@ def _as_sequence(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
-class _Factors:
-    """The pool of a dice as factors, of each unit once."""
+class _FactorPools:
+    """Pools of factors ``1 - unit * xi``, made of a pool of numbers, for each unit."""
 
     def __init__(self, length: int | None, kept: int) -> None:
-        """``length``: how much of the pool, None: all of it. ``kept``: of how many units."""
+        """``length``: how many of the pool's numbers are taken, None: all. ``kept``: for how many units."""
         self._length, self._kept = length, kept
         self._made: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
 
-    def of(self, dice: Dice, like: torch.Tensor, unit: float) -> torch.Tensor:
-        """Those of a tensor's device and dtype."""
-        key = (like.device, like.dtype, unit)
+    def made_of(self, pool: torch.Tensor, unit: float) -> torch.Tensor:
+        """The one for a unit. There is one pool of numbers for each device and dtype."""
+        key = (pool.device, pool.dtype, unit)
         if key in self._made:
             self._made.move_to_end(key)
             return self._made[key]
-        self._made[key] = torch.rsub(dice.pool(like.device, like.dtype)[: self._length], 1.0, alpha=unit)
+        self._made[key] = torch.rsub(pool[: self._length], 1.0, alpha=unit)
         if len(self._made) > self._kept:
             self._made.popitem(last=False)
         return self._made[key]
@@ -305,7 +304,8 @@ class Dice:
         self._offsets = random.Random(seed)
         self._seed = seed
         self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-        self._factors, self._short_factors = _Factors(None, _KEPT), _Factors(_SHORT_POOL, _SHORT_KEPT)
+        self._factors = _FactorPools(None, _KEPT)
+        self._short_factors = _FactorPools(_SHORT_POOL, _SHORT_KEPT)
 
     def begin_sequence(self, number: int) -> None:
         """Begin the sequence of this number: it is the same one whenever it is begun."""
@@ -329,7 +329,7 @@ class Dice:
             copy = tensor.clone()
             self.disturb(copy, unit)
             return copy
-        # In one step: a copy that is disturbed then is two, of which a GPU takes each as long as both.
+        # One kernel a stretch: to copy first would be another, and takes a GPU as long.
         copy = torch.empty_like(flat)
         for part, disturbed in zip(self._stretches(flat), self._stretches(copy), strict=True):
             torch.mul(part, self._next_factors(part, unit), out=disturbed)
@@ -338,7 +338,7 @@ class Dice:
     def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
         """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""
         small = (tensor.abs() < below) & (tensor != 0)
-        # On a GPU to ask takes longer than to add.
+        # To ask would be to wait for a GPU.
         if tensor.device.type == "cpu" and not bool(small.any()):
             return
         noise = torch.ones_like(tensor)
@@ -355,19 +355,17 @@ class Dice:
     def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
         """Factors ``1 - unit * xi``, real or complex: infinity plus a part of infinity can be NaN."""
         count = like.numel()
-        if count <= _SMALL:
-            pool = self._short_factors.of(self, like, unit)
-        else:
-            pool = self._factors.of(self, like, unit)
-        return pool.narrow(0, self._offsets.randrange(pool.numel() - count), count)
+        pools = self._short_factors if count <= _SMALL else self._factors
+        factors = pools.made_of(self._pool(like.device, like.dtype), unit)
+        return factors.narrow(0, self._offsets.randrange(factors.numel() - count), count)
 
-    def pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Uniform numbers in (-1, 1); of complex ones both parts."""
+    def _pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         if (device, dtype) not in self._pools:
             self._pools[device, dtype] = self._new_pool(device, dtype)
         return self._pools[device, dtype]
 
     def _new_pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Uniform numbers in (-1, 1); of complex ones both parts."""
         generator = torch.Generator(device=device).manual_seed(self._seed)
         real_dtype = dtype.to_real() if dtype.is_complex else dtype
         real = torch.empty(_POOLS.get(device.type, _POOL) + 1, 2, dtype=real_dtype, device=device)

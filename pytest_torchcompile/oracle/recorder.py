@@ -122,7 +122,7 @@ class _Watch:
         self.inputs = dict(_input_tensors(private))
         # Where the gradients of inputs arrive.
         self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
-        # What shows whether a parameter was written to, and what that was before. By name.
+        # By name: what to look at of a parameter to see whether it was written to, and what that was before.
         self.memories: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {}
         if not unwritten:
             for name, parameter in self.parameters:
@@ -182,9 +182,10 @@ class _Watch:
         return {name for name, is_written in written.items() if is_written}
 
     def _before_and_after(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        parameters = dict(self.parameters)
-        for name, (shown, before) in self.memories.items():
-            yield name, before, shown(parameters[name])
+        for name, parameter in self.parameters:
+            if name in self.memories:
+                shown, before = self.memories[name]
+                yield name, before, shown(parameter)
 
     def _is_trained(self, name: str, parameter: torch.Tensor) -> bool:
         """Whether a training moves it: a step may be too small to change a bit on one side alone, which is no fault."""
@@ -230,7 +231,7 @@ def _is_untouched(old: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _shown_of(parameter: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """By what it shows whether a parameter was written to."""
+    """What to look at of a parameter to see whether it was written to."""
     is_plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor
     # Of a spread one each rank its own part: to gather all of it takes a collective, and its memory on every rank.
     if is_spread(parameter) or (is_plain and parameter.numel() <= _COPIED_UP_TO):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,30 +23,23 @@ def same_bits_on_gpu(pairs: Iterable[tuple[str, Any, Any]]) -> dict[str, bool]:
     """
     names, differing = [], []
     for name, one, other in pairs:
-        if not _is_alike(one, other) or not _is_on_gpu(one):
-            continue
-        is_other = one != other
-        if one.is_floating_point() or one.is_complex():
-            is_other &= ~(one.isnan() & other.isnan())
-        names.append(name)
-        differing.append(is_other.any())
+        if _is_alike(one, other) and _is_on_gpu(one):
+            names.append(name)
+            differing.append(_differ(one, other))
     return {name: not is_other for name, is_other in zip(names, read_numbers(*differing), strict=True)}
 
 
 def names_of_differing(pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> set[str]:
-    """Names of the pairs that are not equal as for ``same_bits``. None is held, so that each may be made when it is
-    asked for."""
-    differing = set()
-
-    def on_gpu() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        for name, one, other in pairs:
-            if _is_alike(one, other) and _is_on_gpu(one):
-                yield name, one, other
-            elif not same_bits(one, other):
-                differing.add(name)
-
-    equal = same_bits_on_gpu(on_gpu())
-    return differing | {name for name, is_equal in equal.items() if not is_equal}
+    """Names of the pairs that are not equal as for ``same_bits``. No pair is held once the next one is asked for."""
+    differing: set[str] = set()
+    unread: dict[str, torch.Tensor] = {}
+    for name, one, other in pairs:
+        if _is_alike(one, other) and _is_on_gpu(one):
+            unread[name] = _differ(one, other)
+        elif not same_bits(one, other):
+            differing.add(name)
+    read = read_numbers(*unread.values())
+    return differing | {name for name, is_other in zip(unread, read, strict=True) if is_other}
 
 
 def same_but_for_rounding(runs: Iterable[tuple[str, Any, Any, float]]) -> set[str]:
@@ -65,6 +58,14 @@ def same_but_for_rounding(runs: Iterable[tuple[str, Any, Any, float]]) -> set[st
         # Not (a > b): NaN is not smaller.
         farther.append(~((second - first).abs_() <= allowed).all())
     return {name for name, is_far in zip(names, read_numbers(*farther), strict=True) if not is_far}
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Whether two tensors that are alike differ, as for ``same_bits``; not read yet."""
+    is_other = one != other
+    if one.is_floating_point() or one.is_complex():
+        is_other &= ~(one.isnan() & other.isnan())
+    return is_other.any()
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:

@@ -107,8 +107,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators.update(repr(key).encode("utf-8", "surrogatepass"))
         for position, name in about.writes.items():
             self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
+        # What decides or counts keeps this one: its arguments were rounded where they were made, and are not again.
         rounding = self.roundings.setdefault(key, Rounding())
-        # Else it decides or counts. What it is given has been rounded where it was made, and is not rounded again.
         if _is_real(first):
             self._note_rounding(rounding, about, args, kwargs or {}, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):

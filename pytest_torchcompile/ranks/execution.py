@@ -333,8 +333,8 @@ def threads_to_run(cores: int, ranks: int, device: str) -> int:
 def threads_to_compile(cores: int, workers: int, ranks: int, device: str) -> int:
     """How many threads Inductor compiles a cell's kernels with, in each rank.
 
-    Cells on a GPU have eight, however many workers there are: Triton compiles many kernels, and the last cells of a run
-    have the machine to themselves.
+    Cells on a GPU have eight, or as many as half the cores, however many workers there are. Triton compiles many
+    kernels, and the last cells of a run have the machine to themselves.
     """
     threads = cores // workers
     if _is_on_gpu(device):

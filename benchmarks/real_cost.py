@@ -196,10 +196,11 @@ def rounds(names: list[str], args: argparse.Namespace) -> None:
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory() as text:
             folder = Path(text)
+            cache = args.cache or f"{folder}/cache-ours"
             for state in args.states:
                 mine = theirs = None
                 if args.ours:
-                    mine = ours(names, args, f"{folder}/cache-ours", folder)
+                    mine = ours(names, args, cache, folder)
                     print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s")
                     print("model          compiling   judging   again   stages   others   ratio  failed checks")
                     for name in names:
@@ -236,6 +237,8 @@ def main() -> None:
     parser.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="the cells")
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="the plain loop beside it")
     parser.add_argument("--limit", type=int, default=3000, metavar="SECONDS", help="of a cell: then it is stopped")
+    parser.add_argument("--cache", default="", metavar="FOLDER", help="Inductor's cache of the cells, which is kept; "
+                        "of a full one take --states warm (default: a new one for each round)")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", default="", metavar="MODEL")
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)

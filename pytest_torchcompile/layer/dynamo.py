@@ -160,9 +160,13 @@ def _falling_back(inner: Callable[..., Any], guard: Guard, entries: CacheEntries
 
 
 def _run_eagerly(dynamo_types: Any) -> Any:
-    """This frame runs eagerly; the next one with its code is asked for again (torch/_dynamo/types.py)."""
-    default = dynamo_types.FrameAction.DEFAULT
-    strategy = dynamo_types.FrameExecStrategy(default, default)
+    """This frame runs eagerly, with all that it calls; the next one with its code is asked for again.
+
+    ``FrameExecStrategy`` (torch/_dynamo/types.py, torch 2.8 to 2.15). Of what it calls Dynamo would ask us too, but for
+    functions that have hit the recompile limit: below those any code runs that anybody has compiled with any backend.
+    """
+    action = dynamo_types.FrameAction
+    strategy = dynamo_types.FrameExecStrategy(action.DEFAULT, action.SKIP)
     return dynamo_types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 

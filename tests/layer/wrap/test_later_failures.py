@@ -488,3 +488,49 @@ def test_nobody_else_sees_how_effects_are_found_out(attempts):
         first, packed[:] = list(packed), []
         compiled(rows(2))
     assert first == packed
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return x * 3 + 1
+
+
+class Middle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x.sin())
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.middle = Middle()
+
+    def forward(self, x):
+        return self.middle(x.cos())
+
+
+def test_what_others_have_compiled_has_no_part_in_a_fallback(attempts):
+    """Below a function that has hit the recompile limit Dynamo runs whatever code there is, of any backend."""
+    model, ran = Outer(), []
+
+    def others(graph, inputs):
+        def run(*given):
+            ran.append(len(given))
+            return graph(*given)
+
+        return run
+
+    torch.compile(model.middle.inner, backend=others, dynamic=False)(rows(1))
+    middle = torch.compile(model.middle, backend=others, dynamic=False)
+    for count in range(2, torch._dynamo.config.recompile_limit + 4):
+        middle(rows(count))
+    assert ran
+    ran.clear()
+    compiled = maybe_compile(model, CompileConfig(enabled=True, backend=Refuses(1)))
+    assert torch.equal(compiled(rows(1)), model(rows(1)))
+    assert attempts("result") == ["deferred", "fallback_eager"]
+    assert not ran

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Limits, compare, problem, reference, reference_runs
-from pytest_torchcompile.oracle.noise import Dice, Wide
+from pytest_torchcompile.oracle.dice import Dice
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT
 from pytest_torchcompile.oracle.program import Program
 from pytest_torchcompile.oracle.recording import Item, Recording

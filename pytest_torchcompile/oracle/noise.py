@@ -1,13 +1,10 @@
-"""Monte-Carlo arithmetic: a program in float64 whose operators round as in a narrower dtype. And its dice: random
-relative errors, cheap enough to be thrown at every operator.
-"""
+"""Monte-Carlo arithmetic: a program in float64 whose operators round as in a narrower dtype."""
 
 from __future__ import annotations
 
-import random
-from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.exact_calls import picks_one
 from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
@@ -28,21 +26,38 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_version,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
+from pytest_torchcompile.oracle.transcript import Transcript
 
-__all__ = ["Dice", "Wide"]
+__all__ = ["RoundedCall", "Wide"]
 
 _FLOAT16_UNIT = 2.0**-11
-# Numbers in a pool: on a CPU as many as its cache holds.
-_POOLS = {"cpu": 1 << 17}
-_POOL = 1 << 20
-# Between the seeds of two sequences.
-_APART = 7919
-# Pools of factors that are kept, those of the units used last.
-_KEPT = 16
-# Tensors with no more elements take their factors from a short pool. It costs little, so that many units can have one.
-_SMALL = 1 << 12
-_SHORT_POOL = 1 << 16
-_SHORT_KEPT = 64
+
+
+@dataclass(slots=True)
+class RoundedCall:
+    """How a call of an operator runs wide, and where it rounds. Shapes and dtypes decide it, and no number."""
+
+    func: Any
+    about: Operator
+    run: Any
+    """What is called in place of the operator, most often itself."""
+    narrow: tuple[int, ...] = ()
+    """Positions of tensors that the model keeps outside its parameters and buffers: they arrive in a narrow dtype."""
+    rounds: bool = False
+    """Whether it rounds anything that is not told by ``copied``."""
+    copied: float = 0.0
+    """The unit by which the result of a copy is rounded."""
+    inputs: tuple[tuple[int, float], ...] = ()
+    """Positions of arguments that are disturbed, and by which unit."""
+    written: float = 0.0
+    """The unit by which is rounded what the operator writes to."""
+    fresh: float = 0.0
+    """The unit by which is rounded what it has made anew."""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether noise moves floating numbers in it."""
+        return self.rounds or bool(self.copied)
 
 
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,10 +87,24 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         accumulator: float = 0.0,
         inputs: dict[str, float] | None = None,
         by_operator: bool = True,
+        transcript: Transcript | None = None,
     ) -> None:
-        """``inputs`` maps an operator's name to the unit to which its inputs are rounded first (TF32 products)."""
+        """Take what the noise is to be.
+
+        Args:
+            wide: The dtype that the program runs in.
+            tape: Of the eager run.
+            dice: Where the noise comes from.
+            factor: How many times its usual noise the program has; 0: none.
+            unit: The unit roundoff of an operator that the tape has not seen.
+            accumulator: The unit of sums inside of an operator.
+            inputs: An operator's name to the unit to which its inputs are rounded first (TF32 products).
+            by_operator: Whether the tape's units are taken.
+            transcript: Is told each call, so that the run can be made again from it.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.wide, self.factor, self.unit, self.accumulator = wide, factor, unit, accumulator
+        self.transcript = transcript
         self._own = unit_of(wide)
         self._wides = (wide, wide.to_complex())
         self._replay = Replay(tape)
@@ -83,6 +112,18 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dice = dice or Dice(0)
         self._inputs = inputs or {}
         self._finest: float | None = None
+        self._watching = ExitStack()
+
+    def __enter__(self) -> Any:
+        """Have the transcript watch what is no operator, too."""
+        if self.transcript is not None:
+            self._watching.enter_context(self.transcript.watching())
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *about_error: Any) -> None:
+        """End both."""
+        super().__exit__(*about_error)  # type: ignore[no-untyped-call]
+        self._watching.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -94,58 +135,77 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Here, for most programs have none.
             from pytest_torchcompile.oracle.higher_order import run_higher_order
 
-            return run_higher_order(self, func, self._widen_args(args), kwargs)
+            if self.transcript is not None:
+                self.transcript.refuse(f"{func} is given functions")
+            return run_higher_order(self, func, self._widened(args, self._narrow_places(args)), kwargs)
         asked = kwargs.get("dtype")
         if asked is not None and self._is_narrow(asked):
             kwargs = {**kwargs, "dtype": wide_dtype(asked, self.wide)}
         about = operator_facts(func)
-        if about.random:
-            drawn = self._replay.draw(func, args, self.wide)
+        call = RoundedCall(func, about, wide_version(about.name, func))
+        if not about.writes:
+            call.narrow = self._narrow_places(args)
+        if self.factor or self.transcript is not None:
+            self._decide_noise(call, self._widened(args, call.narrow), asked)
+        if self.transcript is None:
+            return self.perform(call, args, kwargs)
+        return self.transcript.note(self, call, args, kwargs)
+
+    def perform(self, call: RoundedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator as was decided."""
+        if call.about.random:
+            drawn = self._replay.draw(call.func, args, self.wide)
             if drawn is not None:
                 return drawn
-        if not about.writes:
-            args = self._widen_args(args)
-        run = wide_version(about.name, func)
-        if not self.factor or about.random or (about.exact and about.copies is None):
-            return run(*args, **kwargs)
-        if picks_one(about, args):
-            return run(*args, **kwargs)
+        if call.narrow:
+            args = self._widened(args, call.narrow)
+        if self.factor and call.rounds:
+            return self._run_noisily(call, args, kwargs)
+        out = call.run(*args, **kwargs)
+        if self.factor and call.copied:
+            self._round_all(out, call.copied)
+        return out
+
+    def _decide_noise(self, call: RoundedCall, args: tuple[Any, ...], asked: torch.dtype | None) -> None:
+        about = call.about
+        if about.random or (about.exact and about.copies is None) or picks_one(about, args):
+            return
         rounding = self._rounding_of(about, args)
         if about.copies is not None:
-            return self._round_copy(run(*args, **kwargs), rounding.unit, asked)
-        return self._run_noisily(run, about, args, kwargs, rounding)
+            call.copied = rounding.unit
+            # A cast to a narrower dtype is all that rounds in a copy.
+            if asked is not None:
+                call.copied = min(rounding.unit, unit_of(asked)) if self._is_narrow(asked) else 0.0
+            return
+        call.rounds = True
+        call.inputs = tuple(self._disturbed_inputs(about, args, rounding))
+        call.written = call.fresh = rounding.unit
+        if rounding.unit and about.accumulates:
+            # A sum is kept in the accumulator's dtype, and rounded to that of the result once.
+            of_accumulator = min(rounding.unit, self.accumulator)
+            call.fresh = max(rounding.unit, of_accumulator * sum_roundings(about.name, args))
 
-    def _run_noisily(
-        self, func: Any, about: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], rounding: Rounding
-    ) -> Any:
-        hidden = []
+    def _run_noisily(self, call: RoundedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        about, hidden = call.about, []
         for position in about.running:
             if position < len(args) and self._can_round(args[position]) and not _is_expanded(args[position]):
                 hidden.append((args[position], args[position].clone()))
-        out = func(*self._disturb_inputs(about, args, rounding), **kwargs)
+        out = call.run(*self._disturb_inputs(call, args), **kwargs)
         for tensor, old in hidden:
             # Only what was written to. To ask whether anything was would wait for a GPU.
             rounded = tensor.clone()
-            self._round_tensor(rounded, rounding.unit)
+            self._round_tensor(rounded, call.written)
             tensor.copy_(rounded.where(tensor != old, tensor))
         for position, name in about.writes.items():
             # in out= variants the written argument is a keyword
             written = args[position] if position < len(args) else kwargs.get(name)
-            self._round_all(written, rounding.unit)
-        self._round_results(out, about, args, rounding.unit)
+            self._round_all(written, call.written)
+        for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
+            if fresh:
+                self._round_all(result, call.fresh)
         if about.name in APPROXIMATED and self._can_round(out):
             self._add_approximation(out, args, about.name.endswith("_backward"))
         return out
-
-    def _round_results(self, out: Any, about: Operator, args: tuple[Any, ...], unit: float) -> None:
-        """Round what the operator has made anew, by ``unit`` or, of a long sum, by as many roundings as it has made."""
-        if unit and about.accumulates:
-            # A sum is kept in the accumulator's dtype, and rounded to that of the result once.
-            of_accumulator = min(unit, self.accumulator)
-            unit = max(unit, of_accumulator * sum_roundings(about.name, args))
-        for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
-            if fresh:
-                self._round_all(result, unit)
 
     def _add_approximation(self, out: torch.Tensor, args: tuple[Any, ...], backward: bool) -> None:
         """An error in absolute terms, of the size of the function's arguments where those are larger than 1.
@@ -176,17 +236,6 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = Rounding(self._finest, known.inputs)
         return known
 
-    def _round_copy(self, out: Any, unit: float, asked: torch.dtype | None) -> Any:
-        """A cast to a narrower dtype is all that rounds in a copy."""
-        if asked is not None:
-            if self._is_narrow(asked):
-                unit = min(unit, unit_of(asked))
-            else:
-                unit = 0.0
-        if unit:
-            self._round_all(out, unit)
-        return out
-
     @contextmanager
     def finely(self) -> Iterator[None]:
         """Round as the accumulator does: ``default_loss`` works in float32 whatever the model works in."""
@@ -202,41 +251,52 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _can_round(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.dtype in self._wides and value.numel() > 0
 
-    def _widen_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Tensors that the model keeps outside its parameters and buffers arrive in their narrow dtype."""
-        for i, arg in enumerate(args):
-            if isinstance(arg, torch.Tensor) and self._is_narrow(arg.dtype):
-                args = (*args[:i], arg.to(wide_dtype(arg.dtype, self.wide)), *args[i + 1 :])
-        return args
+    def _narrow_places(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        return tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and self._is_narrow(arg.dtype))
 
-    def _disturb_inputs(self, about: Operator, args: tuple[Any, ...], rounding: Rounding) -> tuple[Any, ...]:
+    def _widened(self, args: tuple[Any, ...], places: tuple[int, ...]) -> tuple[Any, ...]:
+        if not places:
+            return args
+        widened = list(args)
+        for place in places:
+            widened[place] = widened[place].to(wide_dtype(widened[place].dtype, self.wide))
+        return tuple(widened)
+
+    def _disturbed_inputs(
+        self, about: Operator, args: tuple[Any, ...], rounding: Rounding
+    ) -> Iterator[tuple[int, float]]:
         unit = 0.0
         if about.accumulates:
             root = max(1.0, count_terms(about.name, args) ** 0.5)
             unit = max(min(self.accumulator, rounding.unit) * root, self._inputs.get(about.name, 0.0))
         if not unit and not rounding.inputs:
-            return args
+            return
         spared = None
         if about.name in PRODUCTS and not rounding.inputs:
             # noise in one factor does for both, and a weight need not be copied
             spared = max(filter(self._can_round, args), key=torch.Tensor.numel, default=None)
             unit *= 2**0.5
-
-        def disturb(value: Any, unit: float) -> Any:
-            if value is spared or not unit or not self._can_round(value):
-                return value
-            return self._dice.disturbed_copy(value, self.factor * unit)
-
-        disturbed = list(args)
         for position, arg in enumerate(args):
-            if position in about.running or position in about.writes:
+            if position in about.running or position in about.writes or arg is spared:
                 continue
             unit_here = max(unit, rounding.inputs.get(position, 0.0))
-            if isinstance(arg, (list, tuple)):
-                disturbed[position] = pytree.tree_map(partial(disturb, unit=unit_here), arg)
+            if unit_here and (isinstance(arg, (list, tuple)) or self._can_round(arg)):
+                yield position, unit_here
+
+    def _disturb_inputs(self, call: RoundedCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not call.inputs:
+            return args
+        disturbed = list(args)
+        for position, unit in call.inputs:
+            arg = args[position]
+            if isinstance(arg, torch.Tensor):
+                disturbed[position] = self._dice.disturbed_copy(arg, self.factor * unit)
             else:
-                disturbed[position] = disturb(arg, unit_here)
+                disturbed[position] = pytree.tree_map(partial(self._disturbed, unit=unit), arg)
         return tuple(disturbed)
+
+    def _disturbed(self, value: Any, unit: float) -> Any:
+        return self._dice.disturbed_copy(value, self.factor * unit) if self._can_round(value) else value
 
     def _round_all(self, value: Any, unit: float) -> None:
         for tensor in _as_sequence(value):
@@ -271,116 +331,3 @@ def _is_exact_size(tensor: torch.Tensor, unit: float) -> bool:
 
 def _as_sequence(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)
-
-
-class _FactorPools:
-    """Pools of factors ``1 - unit * xi``, made of a pool of numbers, for each unit."""
-
-    def __init__(self, length: int | None, kept: int) -> None:
-        """``length``: how many of the pool's numbers are taken, None: all. ``kept``: for how many units."""
-        self._length, self._kept = length, kept
-        self._made: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
-
-    def made_of(self, pool: torch.Tensor, unit: float) -> torch.Tensor:
-        """The one for a unit. There is one pool of numbers for each device and dtype."""
-        key = (pool.device, pool.dtype, unit)
-        if key in self._made:
-            self._made.move_to_end(key)
-            return self._made[key]
-        self._made[key] = torch.rsub(pool[: self._length], 1.0, alpha=unit)
-        if len(self._made) > self._kept:
-            self._made.popitem(last=False)
-        return self._made[key]
-
-
-class Dice:
-    """Uniform numbers in (-1, 1): slices of one pool per device, at random offsets.
-
-    Slices of two throws are shifted against each other, so that they are as good as independent; large
-    tensors are served in stretches of half a pool, each from an offset of its own.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._offsets = random.Random(seed)
-        self._seed = seed
-        self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-        self._factors = _FactorPools(None, _KEPT)
-        self._short_factors = _FactorPools(_SHORT_POOL, _SHORT_KEPT)
-
-    def begin_sequence(self, number: int) -> None:
-        """Begin the sequence of this number: it is the same one whenever it is begun."""
-        self._offsets.seed(self._seed + _APART * number)
-
-    def disturb(self, tensor: torch.Tensor, unit: float) -> None:
-        """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""
-        flat = _flat_memory(tensor)
-        if flat is None:
-            disturbed = tensor.contiguous()
-            self.disturb(disturbed, unit)
-            tensor.copy_(disturbed)
-            return
-        for part in self._stretches(flat):
-            part.mul_(self._next_factors(part, unit))
-
-    def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
-        """A disturbed copy, of the same strides where the tensor fills its memory."""
-        flat = _flat_memory(tensor)
-        if flat is None:
-            copy = tensor.clone()
-            self.disturb(copy, unit)
-            return copy
-        # One kernel a stretch: to copy first would be another, and takes a GPU as long.
-        copy = torch.empty_like(flat)
-        for part, disturbed in zip(self._stretches(flat), self._stretches(copy), strict=True):
-            torch.mul(part, self._next_factors(part, unit), out=disturbed)
-        return copy.as_strided(tensor.shape, tensor.stride())
-
-    def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
-        """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""
-        small = (tensor.abs() < below) & (tensor != 0)
-        # To ask would be to wait for a GPU.
-        if tensor.device.type == "cpu" and not bool(small.any()):
-            return
-        noise = torch.ones_like(tensor)
-        self.disturb(noise, size)
-        tensor.add_(noise.sub_(1).mul_(small))
-
-    def _stretches(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        half = _POOLS.get(flat.device.type, _POOL) // 2
-        if flat.numel() <= half:
-            yield flat
-        else:
-            yield from torch.split(flat, half)
-
-    def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
-        """Factors ``1 - unit * xi``, real or complex: infinity plus a part of infinity can be NaN."""
-        count = like.numel()
-        pools = self._short_factors if count <= _SMALL else self._factors
-        factors = pools.made_of(self._pool(like.device, like.dtype), unit)
-        return factors.narrow(0, self._offsets.randrange(factors.numel() - count), count)
-
-    def _pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        if (device, dtype) not in self._pools:
-            self._pools[device, dtype] = self._new_pool(device, dtype)
-        return self._pools[device, dtype]
-
-    def _new_pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Uniform numbers in (-1, 1); of complex ones both parts."""
-        generator = torch.Generator(device=device).manual_seed(self._seed)
-        real_dtype = dtype.to_real() if dtype.is_complex else dtype
-        real = torch.empty(_POOLS.get(device.type, _POOL) + 1, 2, dtype=real_dtype, device=device)
-        real.uniform_(-1, 1, generator=generator)
-        if dtype.is_complex:
-            return torch.view_as_complex(real)
-        return real[:, 0].clone()
-
-
-def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The memory of a tensor that fills it without gaps, as one axis; ``None`` for others."""
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    straight = tensor.permute(order)
-    if not straight.is_contiguous():
-        return None
-    return straight.view(-1)

@@ -13,10 +13,12 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import program_unit, wide_dtype
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.value_leaves import attribute_tensors
@@ -135,6 +137,12 @@ class Program:
         if written or (self.tape is not None and not self.tape.spares_parameters):
             self.wide_copies.clear()
         return recording
+
+    def run_again(self, transcript: Transcript, mode: Wide, dtype: torch.dtype, rest: bool) -> dict[str, Any]:
+        """Run what :meth:`run_wide` ran, by its transcript. Returns the values by name; raises what operators raise."""
+        with warnings.catch_warnings(), eager_on_purpose(), _written_out(dtype):
+            warnings.simplefilter("ignore")
+            return transcript.run(mode, rest)
 
     def run_disturbed(self, disturb: Callable[[torch.Tensor], None], rest: bool = True) -> Recording:
         """Run a copy in the model's own precision; the rest as for :meth:`run_wide`."""

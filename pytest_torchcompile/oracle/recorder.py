@@ -4,7 +4,7 @@ wrote to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +31,7 @@ from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, default_loss, left_out, loss_of
+from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.torch_state import seed_everything
 from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
@@ -273,6 +274,8 @@ class _Run:
         if isinstance(self.mode, Tape):
             self.mode.begin_run([parameter for _, parameter in watch.parameters])
         seed_everything(self.seed)
+        if isinstance(self.mode, Wide) and self.mode.transcript is not None:
+            self.mode.transcript.begin_pass(self.seed)
         if type(self.spread) is Spread:
             self.python_before = python_state(module)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
@@ -292,6 +295,8 @@ class _Run:
         # Before the gradients are read, which takes them off their tensors.
         aliases = self.shared_memory(watch)
         mutated, buffers = watch.mutated(), watch.buffers_and_attributes()
+        if isinstance(self.mode, Wide) and self.mode.transcript is not None:
+            self._tell(self.mode.transcript, watch, mutated)
         gradients = watch.take_gradients() if self.backward else {}
         properties: dict[str, Item] = {}
         for table in (mutated, buffers, gradients):
@@ -316,6 +321,26 @@ class _Run:
             error=error,
             kinds={leaf.name: leaf.kind for leaf in self.output_leaves},
         )
+
+    def _tell(self, transcript: Transcript, watch: _Watch, mutated: Container[str]) -> None:
+        """Tell a transcript which tensors hold the values of the recording."""
+        if self.only:
+            for name, tensor in watch.differentiable():
+                transcript.keep(f"gradient of {name}{BY_LEFT_OUT}", tensor.grad)
+            return
+        for name, item in self.outputs.items():
+            transcript.keep(name, item.value)
+        if self.loss is not None:
+            transcript.keep("loss", self.loss)
+        for kind, tensors in (("buffer", watch.buffers()), ("attribute", watch.attributes())):
+            for name, tensor in tensors:
+                transcript.keep(f"{kind} {name}", tensor)
+        for name, tensor in (*watch.inputs.items(), *watch.parameters):
+            if f"{name} after the call" in mutated:
+                transcript.keep(f"{name} after the call", tensor)
+        if self.backward:
+            for name, tensor in watch.differentiable():
+                transcript.keep(f"gradient of {name}", tensor.grad)
 
     def run_phases(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Fault | None:
         """Forward, loss and backward; returns what one of them raised."""

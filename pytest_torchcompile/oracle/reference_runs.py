@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.draw_rows import add_draw
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.measurement import read_numbers
-from pytest_torchcompile.oracle.noise import Dice, Wide
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
 from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT
+from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
+# The dtype that a program runs in, by the kind of run.
+_WIDES = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": torch.float64,
+          "same-precision": torch.float64}
 DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
 """Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
 FEW = 4
@@ -99,6 +104,8 @@ class _Runs(Reference):
         self._orders: list[Recording] | None = None
         self._refused = 0
         self._again: dict[str, Any] | None = None
+        self._transcript: Transcript | None = None
+        self._is_checked = False
         self._kinds = _kinds_to_try(self.unit)
         self._reasons: list[str] = []
         self._choose_kind(draw)
@@ -107,7 +114,9 @@ class _Runs(Reference):
         """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
         while self._kinds:
             self.kind = self._kinds.pop(0)
-            exact = self._run_with(0.0)
+            self._transcript, self._is_checked = Transcript(), False
+            exact = self._run_with(0.0, transcript=self._transcript)
+            self._transcript.end()
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
                 continue
@@ -230,7 +239,10 @@ class _Runs(Reference):
 
     def held_tensors(self) -> list[torch.Tensor]:
         """The estimates and the copies of the model."""
-        return super().held_tensors() + self.program.held_tensors
+        held = super().held_tensors() + self.program.held_tensors
+        if self._transcript is not None:
+            held += self._transcript.held_tensors()
+        return held
 
     def _draw(self, number: int, names: Iterable[str]) -> Fault | None:
         """Make a draw for some leaves; returns what it raised. The same number is the same noise whenever it is drawn.
@@ -239,26 +251,78 @@ class _Runs(Reference):
         calls again then, and the sequences of all draws are those behind the last one.
         """
         noise, share = noise_of_draw(number)
-        self._dice.begin_sequence(number + DRAWS[-1] * self._refused)
         names = list(names)
         # Those gradients take a second forward and backward pass. The first draw of all makes it in any case: whether
         # this kind of run takes noise is asked there.
         rest = not self.draws or any(name.endswith(BY_LEFT_OUT) for name in names)
-        drawn = self._run_with(noise, rest)
-        values = drawn.values_by_name()
+        values, error = self._values_of_draw(number + DRAWS[-1] * self._refused, noise, rest)
         if not self.draws:
             values = small_ones_to_cpu(values)
-            refusal = drawn.error or self._lost_in(values)
+            refusal = error or self._lost_in(values)
             if refusal is not None:
                 self._refused += 1
                 return refusal
         estimates = {name: self.estimates[name] for name in names}
-        if drawn.error is None:
+        if error is None:
             add_draw([(estimate, values.get(name)) for name, estimate in estimates.items()], share)
         for estimate in estimates.values():
             estimate.offered += 1
         self.draws = max(self.draws, number + 1)
-        return drawn.error
+        return error
+
+    def _values_of_draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
+        """The values of a run with noise by name, and what it raised: by the transcript where that tells all of it."""
+        if self._has_transcript():
+            self._dice.begin_sequence(sequence)
+            try:
+                return self._run_again(noise, rest), None
+            except Exception:  # the program itself may do otherwise, or raises something of its own
+                self._transcript = None
+        self._dice.begin_sequence(sequence)
+        drawn = self._run_with(noise, rest)
+        return drawn.values_by_name(), drawn.error
+
+    def _has_transcript(self) -> bool:
+        """Whether there is one by which the program runs as it has run. It is asked of it once, without noise."""
+        transcript = self._transcript
+        if transcript is None or transcript.why:
+            return False
+        if not self._is_checked:
+            try:
+                self._is_checked = self._is_exact(self._run_again(0.0))
+            except Exception:  # what Python code makes of an error is not in it
+                self._is_checked = False
+            if not self._is_checked:
+                self._transcript = None
+        return self._is_checked
+
+    def _run_again(self, noise: float, rest: bool = True) -> dict[str, Any]:
+        transcript, wide = self._transcript, _WIDES[self.kind]
+        if transcript is None:
+            return {}
+        return self.program.run_again(transcript, self._mode(wide, noise), wide, rest)
+
+    def _is_exact(self, values: Mapping[str, Any]) -> bool:
+        """Whether values are the expected ones but for what sums in another order make in this precision."""
+        sizes, distances, values = [], [], small_ones_to_cpu(dict(values))
+        for name, estimate in self.estimates.items():
+            exact, value = estimate.value, values.get(name)
+            if not isinstance(exact, torch.Tensor):
+                if exact != value:
+                    return False
+            elif not isinstance(value, torch.Tensor) or value.numel() != exact.numel():
+                return False
+            elif exact.numel():
+                finite = exact.isfinite()
+                exact = exact.where(finite, 0).double()
+                value = as_real(value).to(exact.device).reshape(exact.shape).where(finite, 0)
+                sizes.append(exact.abs().amax())
+                distances.append((value - exact).abs().amax())
+        numbers = read_numbers(*sizes, *distances)
+        sizes_read, distances_read = numbers[: len(sizes)], numbers[len(sizes) :]
+        own = 2.0**10 * torch.finfo(_WIDES[self.kind]).eps * max(sizes_read, default=0.0)
+        share = 2.0**-12 * self.unit
+        return all(far <= own + share * size for far, size in zip(distances_read, sizes_read, strict=True))
 
     def _lost_in(self, values: dict[str, Any]) -> Fault | None:
         """A fault where noise makes NaN of a leaf: the program asks whether two numbers are equal, and they are not."""
@@ -273,13 +337,13 @@ class _Runs(Reference):
                 return Fault("ArithmeticError", f"noise makes NaN of {name}", "noise")
         return None
 
-    def _run_with(self, noise: float, rest: bool = True) -> Recording:
+    def _run_with(self, noise: float, rest: bool = True, transcript: Transcript | None = None) -> Recording:
         """Run the program as its kind says, with so many times its usual noise; 0: exactly. ``rest``: as for
-        ``record``."""
+        ``record``. ``transcript``: is told what runs."""
         if self.kind == "eager-draws":
             return self._run_disturbed(noise, rest)
         try:
-            return self._run_wide(noise, rest)
+            return self._run_wide(noise, rest, transcript)
         except Exception as error:  # a device without float64, no memory for it
             return Recording(error=Fault.of(error, "widening"))
 
@@ -293,20 +357,22 @@ class _Runs(Reference):
         except Exception as error:  # tensors that refuse to be written to
             return Recording(error=Fault.of(error, "disturbing"))
 
-    def _run_wide(self, noise: float, rest: bool) -> Recording:
-        wide = torch.float32 if self.kind == "float32" else torch.float64
+    def _run_wide(self, noise: float, rest: bool, transcript: Transcript | None) -> Recording:
+        wide = _WIDES[self.kind]
         if self.kind == "float64-inputs":
             return self.program.run_wide(wide, None, self._disturbance(noise * self.unit), rest=rest)
+        return self.program.run_wide(wide, self._mode(wide, noise, transcript), rest=rest)
+
+    def _mode(self, wide: torch.dtype, noise: float, transcript: Transcript | None = None) -> Wide:
         unit, accumulator = self.unit, min(self.unit, FLOAT32_UNIT)
         if self.kind == "same-precision":
             # less than one unit in the last place can't be drawn in the same dtype
             unit = accumulator = 2 * self.unit
         inputs = {}
-        if noise:
+        if noise or transcript is not None:
             inputs = input_units(self.program.tensors, self.unit)
-        mode = Wide(wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=accumulator,
-                    inputs=inputs, by_operator=self._by_operator)
-        return self.program.run_wide(wide, mode, rest=rest)
+        return Wide(wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=accumulator,
+                    inputs=inputs, by_operator=self._by_operator, transcript=transcript)
 
     def _disturbance(self, unit: float) -> Callable[[torch.Tensor], None]:
         def disturb(tensor: torch.Tensor) -> None:

@@ -26,6 +26,7 @@ from pytest_torchcompile.oracle import estimate as estimates
 from pytest_torchcompile.oracle.judged_calls import JudgedCalls
 from pytest_torchcompile.oracle.recording import Item
 from pytest_torchcompile.oracle.reference_runs import _Runs
+from pytest_torchcompile.oracle.transcript import Transcript
 
 NAME = "pretended"
 # Elements up to which a leaf comes to the CPU: matrices stay on the device, or come too.
@@ -146,8 +147,11 @@ def moved_recording(recording: Recording) -> Recording:
 class Moved(_Runs):
     """A reference whose runs are made on the CPU, and come to the device."""
 
-    def _run_with(self, noise: float, rest: bool = True) -> Recording:
-        return moved_recording(super()._run_with(noise, rest))
+    def _run_with(self, noise: float, rest: bool = True, transcript: Transcript | None = None) -> Recording:
+        return moved_recording(super()._run_with(noise, rest, transcript))
+
+    def _run_again(self, noise: float, rest: bool = True) -> dict[str, Any]:
+        return moved(super()._run_again(noise, rest))
 
 
 class Net(torch.nn.Module):

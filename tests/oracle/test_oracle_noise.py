@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from pytest_torchcompile.oracle import Tape
-from pytest_torchcompile.oracle.noise import Dice, Wide
+from pytest_torchcompile.oracle.dice import Dice
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import input_units
 
 pytestmark = pytest.mark.needs_torch

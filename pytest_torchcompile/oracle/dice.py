@@ -1,0 +1,136 @@
+"""Dice: random relative errors, cheap enough to be thrown at every operator."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["Dice"]
+
+# Numbers in a pool: on a CPU as many as its cache holds.
+_POOLS = {"cpu": 1 << 17}
+_POOL = 1 << 20
+# Between the seeds of two sequences.
+_APART = 7919
+# Pools of factors that are kept, those of the units used last.
+_KEPT = 16
+# Tensors with no more elements take their factors from a short pool. It costs little, so that many units can have one.
+_SMALL = 1 << 12
+_SHORT_POOL = 1 << 16
+_SHORT_KEPT = 64
+
+
+class _FactorPools:
+    """Pools of factors ``1 - unit * xi``, made of a pool of numbers, for each unit."""
+
+    def __init__(self, length: int | None, kept: int) -> None:
+        """``length``: how many of the pool's numbers are taken, None: all. ``kept``: for how many units."""
+        self._length, self._kept = length, kept
+        self._made: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
+
+    def made_of(self, pool: torch.Tensor, unit: float) -> torch.Tensor:
+        """The one for a unit. There is one pool of numbers for each device and dtype."""
+        key = (pool.device, pool.dtype, unit)
+        if key in self._made:
+            self._made.move_to_end(key)
+            return self._made[key]
+        self._made[key] = torch.rsub(pool[: self._length], 1.0, alpha=unit)
+        if len(self._made) > self._kept:
+            self._made.popitem(last=False)
+        return self._made[key]
+
+
+class Dice:
+    """Uniform numbers in (-1, 1): slices of one pool per device, at random offsets.
+
+    Slices of two throws are shifted against each other, so that they are as good as independent; large
+    tensors are served in stretches of half a pool, each from an offset of its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._offsets = random.Random(seed)
+        self._seed = seed
+        self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        self._factors = _FactorPools(None, _KEPT)
+        self._short_factors = _FactorPools(_SHORT_POOL, _SHORT_KEPT)
+
+    def begin_sequence(self, number: int) -> None:
+        """Begin the sequence of this number: it is the same one whenever it is begun."""
+        self._offsets.seed(self._seed + _APART * number)
+
+    def disturb(self, tensor: torch.Tensor, unit: float) -> None:
+        """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""
+        flat = _flat_memory(tensor)
+        if flat is None:
+            disturbed = tensor.contiguous()
+            self.disturb(disturbed, unit)
+            tensor.copy_(disturbed)
+            return
+        for part in self._stretches(flat):
+            part.mul_(self._next_factors(part, unit))
+
+    def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        """A disturbed copy, of the same strides where the tensor fills its memory."""
+        flat = _flat_memory(tensor)
+        if flat is None:
+            copy = tensor.clone()
+            self.disturb(copy, unit)
+            return copy
+        # One kernel a stretch: to copy first would be another, and takes a GPU as long.
+        copy = torch.empty_like(flat)
+        for part, disturbed in zip(self._stretches(flat), self._stretches(copy), strict=True):
+            torch.mul(part, self._next_factors(part, unit), out=disturbed)
+        return copy.as_strided(tensor.shape, tensor.stride())
+
+    def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
+        """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""
+        small = (tensor.abs() < below) & (tensor != 0)
+        # To ask would be to wait for a GPU.
+        if tensor.device.type == "cpu" and not bool(small.any()):
+            return
+        noise = torch.ones_like(tensor)
+        self.disturb(noise, size)
+        tensor.add_(noise.sub_(1).mul_(small))
+
+    def _stretches(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        half = _POOLS.get(flat.device.type, _POOL) // 2
+        if flat.numel() <= half:
+            yield flat
+        else:
+            yield from torch.split(flat, half)
+
+    def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
+        """Factors ``1 - unit * xi``, real or complex: infinity plus a part of infinity can be NaN."""
+        count = like.numel()
+        pools = self._short_factors if count <= _SMALL else self._factors
+        factors = pools.made_of(self._pool(like.device, like.dtype), unit)
+        return factors.narrow(0, self._offsets.randrange(factors.numel() - count), count)
+
+    def _pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        if (device, dtype) not in self._pools:
+            self._pools[device, dtype] = self._new_pool(device, dtype)
+        return self._pools[device, dtype]
+
+    def _new_pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Uniform numbers in (-1, 1); of complex ones both parts."""
+        generator = torch.Generator(device=device).manual_seed(self._seed)
+        real_dtype = dtype.to_real() if dtype.is_complex else dtype
+        real = torch.empty(_POOLS.get(device.type, _POOL) + 1, 2, dtype=real_dtype, device=device)
+        real.uniform_(-1, 1, generator=generator)
+        if dtype.is_complex:
+            return torch.view_as_complex(real)
+        return real[:, 0].clone()
+
+
+def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory of a tensor that fills it without gaps, as one axis; ``None`` for others."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    straight = tensor.permute(order)
+    if not straight.is_contiguous():
+        return None
+    return straight.view(-1)

@@ -1,0 +1,366 @@
+"""Transcript: the operators of one run of a program, by which it runs again without its Python code and autograd.
+
+Noise is drawn up to 36 times, and each draw is a run of the program in which each operator rounds otherwise. What the
+program and autograd do between the operators costs two thirds of that, and is the same each time.
+
+It holds where nothing but operators touches numbers that rounding moves. A program that looks at one in Python may go
+another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once without
+noise, and compared: what no operator was seen to do, such as a kernel that is launched by itself, shows there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any, Final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pytest_torchcompile.oracle.transcript_steps import (
+    CallStep,
+    Number,
+    Performer,
+    Place,
+    SeedStep,
+    Step,
+    ViewStep,
+    as_sequence,
+    put_argument,
+)
+
+__all__ = ["Transcript"]
+
+# Attribute of a tensor that an operator of a transcript has made: that transcript's key, and the tensor's number in it.
+_NUMBER: Final = "_torchcompile_number"
+# What hands numbers to Python, and memory to a kernel, and is no operator.
+_LOOKS: Final = ("tolist", "numpy")
+_HANDED_OVER: Final = ("data_ptr", "__dlpack__")
+_BLANK: Final = frozenset({
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize",
+})
+_KEYS: Final = count()
+
+
+@dataclass
+class _Memory:
+    """One piece of memory that tensors of the run lie in."""
+
+    owner: int
+    """The number of the first tensor seen in it."""
+    outer: bool
+    """Whether it was there before the run."""
+    dtype: torch.dtype
+    """Of that tensor."""
+    moved: bool = False
+    """Whether rounding moves a number in it."""
+    before: torch.Tensor | None = None
+    """Its bytes from before the run, if the run writes to it."""
+
+
+class Transcript:
+    """Is told each call of an operator while a program runs, and makes the run again as often as is asked for."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        """Why the run can't be made again; empty where it can."""
+        self.ended = False
+        self._key = next(_KEYS)
+        self._steps: list[Step] = []
+        # Where the steps of the second pass begin, and of each pass its results by name.
+        self._second_pass: int | None = None
+        self._results: list[dict[str, Any]] = []
+        # Tensors from before the run, by their numbers, with their memory; and the numbers by the ids of tensors.
+        self._outer: dict[int, tuple[torch.Tensor, _Memory]] = {}
+        self._outer_numbers: dict[int, int] = {}
+        # The memory of each tensor, by its number.
+        self._places: list[_Memory] = []
+        self._memories: dict[StorageWeakRef, _Memory] = {}
+        self._blank: set[StorageWeakRef] = set()
+        self._looks_are_ours = False
+
+    # ------------------------------------------------------------------------------------------------------ it is made
+
+    def refuse(self, why: str) -> None:
+        """The run can't be made again."""
+        self.why = self.why or why
+        self._steps, self._results, self._outer = [], [], {}
+        self._forget_making()
+
+    def _forget_making(self) -> None:
+        self._memories, self._outer_numbers, self._blank = {}, {}, set()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notice it where Python code looks at numbers without an operator."""
+        names = (*_LOOKS, *_HANDED_OVER)
+        kept = {name: vars(torch.Tensor).get(name) for name in names}
+        for name in names:
+            setattr(torch.Tensor, name, self._noticed(name, getattr(torch.Tensor, name)))
+        try:
+            yield
+        finally:
+            for name, before in kept.items():
+                if before is None:
+                    delattr(torch.Tensor, name)
+                else:
+                    setattr(torch.Tensor, name, before)
+
+    def _noticed(self, name: str, look: Any) -> Any:
+        def noticed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._looks_are_ours or self.ended or self.why:
+                return look(tensor, *args, **kwargs)
+            if name in _HANDED_OVER or self._places[self._number_of(tensor)].moved:
+                self.refuse(f"it calls {name}()")
+            return look(tensor, *args, **kwargs)
+
+        return noticed
+
+    def begin_pass(self, seed: int) -> None:
+        """A forward and a backward pass begin, with random generators seeded so."""
+        if self.why or self.ended:
+            return
+        if len(self._results) == 1:
+            self._second_pass = len(self._steps)
+        self._results.append({})
+        self._steps.append(SeedStep(seed))
+
+    def note(self, performer: Performer, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call of an operator (:class:`~pytest_torchcompile.oracle.noise.RoundedCall`), and remember it."""
+        if self.why or self.ended:
+            return performer.perform(call, args, kwargs)
+        step = self._step_of(call, args, kwargs)
+        moved = self._is_moved(step)
+        if moved and (look := _look_at_numbers(call, args)):
+            self.refuse(look)
+        self._note_writes(call, args, kwargs, moved)
+        # An operator that is written out here may look at numbers; it will again.
+        self._looks_are_ours = True
+        try:
+            out = performer.perform(call, args, kwargs)
+        finally:
+            self._looks_are_ours = False
+        if not self.why:
+            step.results = [self._number_of_result(result) for result in as_sequence(out)]
+        if not self.why:
+            self._note_results(call, step, out, moved)
+            self._steps.append(step)
+        return out
+
+    def keep(self, name: str, value: Any) -> None:
+        """Remember one of the pass' results: a tensor as it is now, or another value."""
+        if self.why or self.ended:
+            return
+        if isinstance(value, torch.Tensor):
+            value = Number(self._number_of(value))
+        if self._results:
+            self._results[-1][name] = value
+
+    def end(self) -> None:
+        """The run is over: what follows is none of it."""
+        if self.ended:
+            return
+        self.ended = True
+        self._forget_making()
+        needed = set()
+        for value in chain.from_iterable(results.values() for results in self._results):
+            if type(value) is Number:
+                needed.add(value.number)
+        for step in reversed(self._steps):
+            for number in {*step.numbers(), *step.made()}:
+                if number not in needed:
+                    step.done.append(number)
+                    needed.add(number)
+
+    def held_tensors(self) -> list[torch.Tensor]:
+        """The tensors that it keeps."""
+        held = []
+        for tensor, memory in self._outer.values():
+            held.append(tensor if memory.before is None else memory.before)
+        return held
+
+    def _step_of(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallStep:
+        step = CallStep(call, list(args), dict(kwargs))
+        given: list[tuple[Place, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in given:
+            if isinstance(value, torch.Tensor):
+                put_argument(step.args, step.kwargs, place, None)
+                step.tensors.append((place, self._number_of(value)))
+                self._note_reading(call, place, value)
+            elif isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value):
+                put_argument(step.args, step.kwargs, place, None)
+                numbers: list[Any] = []
+                for each in value:
+                    if isinstance(each, torch.Tensor):
+                        numbers.append(Number(self._number_of(each)))
+                        self._note_reading(call, place, each)
+                    else:
+                        numbers.append(each)
+                step.lists.append((place, numbers))
+        return step
+
+    def _number_of(self, tensor: torch.Tensor) -> int:
+        known = self._known_number(tensor)
+        if known is not None:
+            return known
+        if not _is_simple(tensor):
+            self.refuse("it has other tensors than plain ones")
+        if self.why:
+            return 0
+        reference = _memory_of(tensor)
+        memory = self._memories.get(reference)
+        if memory is None:
+            memory = self._memories[reference] = _Memory(len(self._places), outer=True, dtype=tensor.dtype)
+        number = self._new_number(memory)
+        if memory.outer:
+            self._outer[number], self._outer_numbers[id(tensor)] = (tensor, memory), number
+        elif tensor.dtype != memory.dtype or tensor.is_conj() or tensor.is_neg():
+            self.refuse("autograd has kept a view of another dtype")
+        else:
+            offset = int(tensor.storage_offset())
+            self._steps.append(ViewStep(number, memory.owner, tensor.shape, tensor.stride(), offset))
+        return number
+
+    def _number_of_result(self, result: Any) -> int | None:
+        if not isinstance(result, torch.Tensor):
+            return None
+        known = self._known_number(result)
+        if known is not None:
+            return known
+        if not _is_simple(result):
+            self.refuse("it has other tensors than plain ones")
+        if self.why:
+            return None
+        reference = _memory_of(result)
+        memory = self._memories.get(reference)
+        if memory is None:
+            memory = self._memories[reference] = _Memory(len(self._places), outer=False, dtype=result.dtype)
+        number = self._new_number(memory)
+        setattr(result, _NUMBER, (self._key, number))
+        return number
+
+    def _known_number(self, tensor: torch.Tensor) -> int | None:
+        key, number = getattr(tensor, _NUMBER, (None, 0))
+        if key == self._key:
+            return int(number)
+        return self._outer_numbers.get(id(tensor))
+
+    def _new_number(self, memory: _Memory) -> int:
+        self._places.append(memory)
+        return len(self._places) - 1
+
+    def _is_moved(self, step: CallStep) -> bool:
+        """Whether rounding moves a number that an operator is given."""
+        return not self.why and any(self._places[number].moved for number in step.numbers())
+
+    def _note_writes(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: bool) -> None:
+        about = call.about
+        written = [args[place] for place in about.running if place < len(args)]
+        for place, name in about.writes.items():
+            written.append(args[place] if place < len(args) else kwargs.get(name))
+        for tensor in chain.from_iterable(map(as_sequence, written)):
+            if not isinstance(tensor, torch.Tensor) or self.why:
+                continue
+            reference = _memory_of(tensor)
+            self._blank.discard(reference)
+            memory = self._memories[reference]
+            if memory.outer and memory.before is None:
+                memory.before = _bytes_of(tensor).clone()
+            memory.moved = memory.moved or moved or (call.is_noisy and _has_fractions(tensor))
+
+    def _note_reading(self, call: Any, place: Place, tensor: torch.Tensor) -> None:
+        """Refuse where memory is read that no operator has written to: something else has, or it means nothing."""
+        if not self._blank or call.func.is_view:
+            return
+        is_written = place in call.about.writes or place in call.about.writes.values()
+        if not is_written and _memory_of(tensor) in self._blank:
+            self.refuse("memory is read that no operator has written to")
+
+    def _note_results(self, call: Any, step: CallStep, out: Any, moved: bool) -> None:
+        """Note of each result whether rounding moves it, or whether it is memory that nothing was written to."""
+        moved = moved or bool(call.is_noisy and call.inputs)
+        for number, result in zip(step.results, as_sequence(out), strict=True):
+            if number is None:
+                continue
+            if moved or (call.is_noisy and _has_fractions(result)):
+                self._places[number].moved = True
+            if call.about.name in _BLANK and result.numel():
+                self._blank.add(_memory_of(result))
+
+    # --------------------------------------------------------------------------------------------------- it runs again
+
+    def run(self, performer: Performer, rest: bool) -> dict[str, Any]:
+        """Run the operators again: those of the first pass, and of the ``rest``. Returns the results by name.
+
+        Raises:
+            Exception: what an operator raises.
+        """
+        tensors: list[Any] = [None] * len(self._places)
+        fresh: dict[int, torch.Tensor] = {}
+        for number, (tensor, memory) in self._outer.items():
+            if memory.before is None:
+                tensors[number] = tensor.detach()
+                continue
+            if memory.owner not in fresh:
+                fresh[memory.owner] = memory.before.clone()
+            tensors[number] = _view_of(fresh[memory.owner], tensor)
+        steps, told = self._steps, self._results
+        if not rest:
+            steps, told = steps[: self._second_pass], told[:1]
+        with torch.no_grad():
+            for step in steps:
+                step.run(performer, tensors)
+        results = {}
+        for values in told:
+            for name, value in values.items():
+                results[name] = tensors[value.number] if type(value) is Number else value
+        return results
+
+
+def _look_at_numbers(call: Any, args: tuple[Any, ...]) -> str:
+    """How Python learns a number by this call, or how many there are; empty where it does not.
+
+    ``torch.Tag.data_dependent_output`` and ``dynamic_output_shape``: torch 2.8 to 2.15.
+    """
+    tags = call.func.tags
+    if torch.Tag.data_dependent_output in tags:
+        return f"it asks for a number ({call.about.name})"
+    if torch.Tag.dynamic_output_shape not in tags:
+        return ""
+    if call.about.name == "index" and not any(map(_is_mask, args[1])):
+        return ""
+    return f"a shape depends on numbers ({call.about.name})"
+
+
+def _has_fractions(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _memory_of(tensor: torch.Tensor) -> StorageWeakRef:
+    """A reference by which memory is told from other memory, also after it was freed.
+
+    ``torch.multiprocessing.reductions.StorageWeakRef``: torch 2.8 to 2.15.
+    """
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the memory that a tensor lies in."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What ``like`` is of its own memory, of a copy of that."""
+    empty = torch.empty(0, dtype=like.dtype, device=like.device)
+    return empty.set_(memory.untyped_storage(), like.storage_offset(), like.shape, like.stride())

@@ -1,0 +1,296 @@
+"""Transcripts: draws of noise that run a program's operators alone are, bit by bit, those that run the program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import Tape, record
+from pytest_torchcompile.oracle.reference_runs import reference
+from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
+
+pytestmark = pytest.mark.needs_torch
+
+
+def reference_of(model, *args, loss=None):
+    """A reference whose exact run was made, and no draw yet."""
+    batch, tape = Batch.of(args[0] if isinstance(args[0], dict) else args), Tape()
+    recording = record(model, model, batch, loss=loss, mode=tape)
+    assert recording.error is None, recording.error
+    return reference(model, batch, loss=loss, tape=tape, draw=False)
+
+
+def draws_of(runs, number, rest=True):
+    """The values of a draw by the transcript, and by the program itself."""
+    by_transcript, error = runs._values_of_draw(number, 1.0, rest)
+    assert error is None
+    assert runs._transcript is not None, "the program was run"
+    runs._dice.begin_sequence(number)
+    return by_transcript, runs._run_with(1.0, rest).values_by_name()
+
+
+def are_same(one, other):
+    if not isinstance(other, torch.Tensor):
+        return one == other
+    return torch.equal(one, other)
+
+
+def images():
+    torch.manual_seed(0)
+    return torch.randn(4, 3, 8, 8)
+
+
+def rows():
+    torch.manual_seed(0)
+    return torch.randn(6, 8)
+
+
+class Convolutions(nn.Module):
+    """Running statistics, dropout, a residual, and gradients that are added up."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6, 5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = self.norm(self.first(x)).relu()
+        hidden = functional.dropout(hidden, 0.25, self.training) + self.second(hidden)
+        return self.last(hidden.mean((2, 3)))
+
+
+class WritesToViews(nn.Module):
+    """To its input, to a part of a buffer, and to a view of what it has computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(2, 8))
+
+    def forward(self, x):
+        x.mul_(1.5)
+        hidden = self.layer(x).exp() + 1
+        hidden[:, ::2].mul_(0.5)
+        self.seen[1].add_(hidden.detach().mean(0))
+        return hidden * self.seen.sum()
+
+
+class Square(torch.autograd.Function):
+    """Keeps what it returns for its backward pass."""
+
+    @staticmethod
+    def forward(context, x):
+        y = x * x
+        context.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(context, gradient):
+        x, y = context.saved_tensors
+        return gradient * 2 * x + 0 * y
+
+
+class Checkpointed(nn.Module):
+    """Computes a part again in the backward pass, and has a function with a backward pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = torch.utils.checkpoint.checkpoint(self._part, x, use_reentrant=False)
+        return Square.apply(self.other(hidden)).sigmoid()
+
+    def _part(self, x):
+        return functional.dropout(self.layer(x).tanh(), 0.5, self.training)
+
+
+class LooksAtLengths(nn.Module):
+    """Asks for numbers that nothing rounds: of whole numbers, and of a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 8)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, tokens):
+        longest = int((tokens != 0).sum(1).max())
+        kept = tokens[:, :longest][tokens[:, 0] > 0]
+        assert kept.tolist()
+        assert self.scale.item() == 2
+        return self.table(kept) * self.scale
+
+
+class LeavesOut(nn.Module):
+    """Its second output is left out by the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = functional.dropout(self.layer(x), 0.5, self.training)
+        return hidden.sin(), self.other(hidden).cos() + torch.rand(8)
+
+
+def first_output(output, batch):
+    return output[0].square().mean()
+
+
+TOKENS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [0, 0, 0, 0]])
+PROGRAMS = {
+    "convolutions": (Convolutions, images, None),
+    "writes to views": (WritesToViews, rows, None),
+    "checkpoint": (Checkpointed, rows, None),
+    "looks at lengths": (LooksAtLengths, lambda: TOKENS, None),
+    "leaves out": (LeavesOut, rows, first_output),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: rows()[None], None),
+    "recurrent": (lambda: nn.LSTM(8, 4, 2, batch_first=True), lambda: rows()[None], None),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_draws_are_those_of_the_program(name):
+    make, inputs, loss = PROGRAMS[name]
+    torch.manual_seed(1)
+    runs = reference_of(make(), inputs(), loss=loss)
+    for number in (0, 5):
+        by_transcript, by_program = draws_of(runs, number)
+        assert by_transcript.keys() == by_program.keys()
+        for leaf, value in by_program.items():
+            assert are_same(by_transcript[leaf], value), leaf
+    exact = runs.estimates["loss"].value
+    assert not torch.equal(by_program["loss"], exact)
+
+
+def test_the_pass_through_outputs_that_are_left_out_is_made_where_it_is_asked_for():
+    torch.manual_seed(1)
+    runs = reference_of(LeavesOut(), rows(), loss=first_output)
+    left, _ = draws_of(runs, 1, rest=False)
+    whole, _ = draws_of(runs, 1)
+    assert len(whole) == len(left) + 4  # a gradient of each parameter
+    assert all(are_same(whole[name], value) for name, value in left.items())
+
+
+def test_steps_of_training_have_a_transcript():
+    """Parameters are written to: each draw begins with those from before the steps."""
+    torch.manual_seed(1)
+    training = Training(Convolutions(), None, None, 0.1)
+    values = steps_of([Batch.of(images()), Batch.of(images() * 2)]).value
+    runs = reference_of(training, values, loss=no_loss)
+    for number in (0, 1):
+        by_transcript, by_program = draws_of(runs, number)
+        assert any(name.endswith("after the call") for name in by_transcript)
+        for leaf, value in by_program.items():
+            assert are_same(by_transcript[leaf], value), leaf
+
+
+class Looks(nn.Module):
+    """Does something with what it has computed."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.layer, self.look = nn.Linear(8, 8), look
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return self.look(hidden) + hidden
+
+
+def _in_place_of_a_kernel(hidden):
+    made = torch.empty(8)
+    hidden_write(made)
+    return made
+
+
+@torch.library.custom_op("transcripts::hidden_write", mutates_args=())
+def hidden_write(x: torch.Tensor) -> torch.Tensor:
+    """Writes to what it is given, and does not say so."""
+    x.detach().add_(1.0)
+    return torch.zeros(1)
+
+
+LOOKS = {
+    "it asks for a number (_local_scalar_dense)": lambda hidden: 1.0 if hidden.sum() > 0 else 2.0,
+    "it calls tolist()": lambda hidden: sum(hidden.detach()[0].tolist()),
+    "it calls numpy()": lambda hidden: float(hidden.detach().numpy().sum()),
+    "it calls data_ptr()": lambda hidden: 0 * (hidden.data_ptr() % 2),
+    "a shape depends on numbers (index)": lambda hidden: hidden[hidden > -9].sum(),
+    "a shape depends on numbers (nonzero)": lambda hidden: hidden.nonzero().sum(),
+    "memory is read that no operator has written to": _in_place_of_a_kernel,
+}
+
+
+@pytest.mark.parametrize("why", LOOKS)
+def test_a_program_that_looks_at_numbers_is_run_itself(why):
+    torch.manual_seed(1)
+    runs = reference_of(Looks(LOOKS[why]), rows())
+    assert runs._transcript.why == why
+    values, error = runs._values_of_draw(0, 1.0, True)
+    assert error is None
+    assert values["loss"] != runs.estimates["loss"].value
+    assert not runs._transcript.held_tensors()
+
+
+def test_other_tensors_than_plain_ones_have_no_transcript():
+    runs = reference_of(Looks(lambda hidden: hidden.detach().to_sparse().sum()), rows())
+    assert runs._transcript.why == "it has other tensors than plain ones"
+
+
+class HiddenState(nn.Module):
+    """An operator writes to its state, and nobody sees that."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("state", torch.ones(8))
+
+    def forward(self, x):
+        result = self.layer(x) * self.state
+        return result + hidden_write(self.state)
+
+
+def test_a_transcript_that_does_not_repeat_the_run_is_not_used():
+    torch.manual_seed(1)
+    runs = reference_of(HiddenState(), rows())
+    assert not runs._transcript.why
+    values, error = runs._values_of_draw(0, 1.0, True)
+    assert error is None
+    assert runs._transcript is None
+    runs._dice.begin_sequence(0)
+    assert torch.equal(values["loss"], runs._run_with(1.0).values_by_name()["loss"])
+
+
+def test_what_only_a_draw_raises_is_left_to_the_program(monkeypatch):
+    torch.manual_seed(1)
+    runs = reference_of(Checkpointed(), rows())
+    assert runs._has_transcript()
+
+    def fails(*_):
+        raise RuntimeError("planted: no memory")
+
+    monkeypatch.setattr(runs._transcript, "run", fails)
+    values, error = runs._values_of_draw(0, 1.0, True)
+    assert error is None
+    assert runs._transcript is None
+    assert "loss" in values
+
+
+def test_nothing_stays_behind():
+    """Torch's own methods are there again, and tensors from before the run are as they were."""
+    before = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "data_ptr", "__dlpack__")}
+    torch.manual_seed(1)
+    model, x = WritesToViews(), rows()
+    runs = reference_of(model, x)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    draws_of(runs, 0)
+    assert torch.equal(x, rows())
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert before == {name: getattr(torch.Tensor, name) for name in before}
+    assert "numpy" not in vars(torch.Tensor)

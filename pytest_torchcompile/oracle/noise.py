@@ -145,7 +145,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = RoundedCall(func, about, wide_version(about.name, func))
         if not about.writes:
             call.narrow = self._narrow_places(args)
-        if self.factor or self.transcript is not None:
+        if self.factor:
             self._decide_noise(call, self._widened(args, call.narrow), asked)
         if self.transcript is None:
             return self.perform(call, args, kwargs)
@@ -159,10 +159,10 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return drawn
         if call.narrow:
             args = self._widened(args, call.narrow)
-        if self.factor and call.rounds:
+        if call.rounds:
             return self._run_noisily(call, args, kwargs)
         out = call.run(*args, **kwargs)
-        if self.factor and call.copied:
+        if call.copied:
             self._round_all(out, call.copied)
         return out
 

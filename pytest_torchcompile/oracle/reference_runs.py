@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.noise import Wide
+from pytest_torchcompile.oracle.noisy_runs import NoisyRuns
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
 from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
@@ -104,8 +105,6 @@ class _Runs(Reference):
         self._orders: list[Recording] | None = None
         self._refused = 0
         self._again: dict[str, Any] | None = None
-        self._transcript: Transcript | None = None
-        self._is_checked = False
         self._kinds = _kinds_to_try(self.unit)
         self._reasons: list[str] = []
         self._choose_kind(draw)
@@ -114,9 +113,8 @@ class _Runs(Reference):
         """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
         while self._kinds:
             self.kind = self._kinds.pop(0)
-            self._transcript, self._is_checked = Transcript(), False
-            exact = self._run_with(0.0, transcript=self._transcript)
-            self._transcript.end()
+            self._noisy_runs = NoisyRuns(self._dice, _WIDES[self.kind], self.unit, self._run_with, self._run_again)
+            exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
                 continue
@@ -126,6 +124,7 @@ class _Runs(Reference):
                 break
         else:
             self.kind = "eager-draws"
+            self._noisy_runs = NoisyRuns(self._dice, torch.float64, self.unit, self._run_with, self._run_again)
             if self._draw_from_eager():
                 self._reasons.append("noise is what disturbed parameters and inputs make of eager itself")
             else:
@@ -239,10 +238,7 @@ class _Runs(Reference):
 
     def held_tensors(self) -> list[torch.Tensor]:
         """The estimates and the copies of the model."""
-        held = super().held_tensors() + self.program.held_tensors
-        if self._transcript is not None:
-            held += self._transcript.held_tensors()
-        return held
+        return [*super().held_tensors(), *self.program.held_tensors, *self._noisy_runs.held_tensors()]
 
     def _draw(self, number: int, names: Iterable[str]) -> Fault | None:
         """Make a draw for some leaves; returns what it raised. The same number is the same noise whenever it is drawn.
@@ -255,7 +251,7 @@ class _Runs(Reference):
         # Those gradients take a second forward and backward pass. The first draw of all makes it in any case: whether
         # this kind of run takes noise is asked there.
         rest = not self.draws or any(name.endswith(BY_LEFT_OUT) for name in names)
-        values, error = self._values_of_draw(number + DRAWS[-1] * self._refused, noise, rest)
+        values, error = self._noisy_runs.draw(number + DRAWS[-1] * self._refused, noise, rest)
         if not self.draws:
             values = small_ones_to_cpu(values)
             refusal = error or self._lost_in(values)
@@ -269,60 +265,6 @@ class _Runs(Reference):
             estimate.offered += 1
         self.draws = max(self.draws, number + 1)
         return error
-
-    def _values_of_draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
-        """The values of a run with noise by name, and what it raised: by the transcript where that tells all of it."""
-        if self._has_transcript():
-            self._dice.begin_sequence(sequence)
-            try:
-                return self._run_again(noise, rest), None
-            except Exception:  # the program itself may do otherwise, or raises something of its own
-                self._transcript = None
-        self._dice.begin_sequence(sequence)
-        drawn = self._run_with(noise, rest)
-        return drawn.values_by_name(), drawn.error
-
-    def _has_transcript(self) -> bool:
-        """Whether there is one by which the program runs as it has run. It is asked of it once, without noise."""
-        transcript = self._transcript
-        if transcript is None or transcript.why:
-            return False
-        if not self._is_checked:
-            try:
-                self._is_checked = self._is_exact(self._run_again(0.0))
-            except Exception:  # what Python code makes of an error is not in it
-                self._is_checked = False
-            if not self._is_checked:
-                self._transcript = None
-        return self._is_checked
-
-    def _run_again(self, noise: float, rest: bool = True) -> dict[str, Any]:
-        transcript, wide = self._transcript, _WIDES[self.kind]
-        if transcript is None:
-            return {}
-        return self.program.run_again(transcript, self._mode(wide, noise), wide, rest)
-
-    def _is_exact(self, values: Mapping[str, Any]) -> bool:
-        """Whether values are the expected ones but for what sums in another order make in this precision."""
-        sizes, distances, values = [], [], small_ones_to_cpu(dict(values))
-        for name, estimate in self.estimates.items():
-            exact, value = estimate.value, values.get(name)
-            if not isinstance(exact, torch.Tensor):
-                if exact != value:
-                    return False
-            elif not isinstance(value, torch.Tensor) or value.numel() != exact.numel():
-                return False
-            elif exact.numel():
-                finite = exact.isfinite()
-                exact = exact.where(finite, 0).double()
-                value = as_real(value).to(exact.device).reshape(exact.shape).where(finite, 0)
-                sizes.append(exact.abs().amax())
-                distances.append((value - exact).abs().amax())
-        numbers = read_numbers(*sizes, *distances)
-        sizes_read, distances_read = numbers[: len(sizes)], numbers[len(sizes) :]
-        own = 2.0**10 * torch.finfo(_WIDES[self.kind]).eps * max(sizes_read, default=0.0)
-        share = 2.0**-12 * self.unit
-        return all(far <= own + share * size for far, size in zip(distances_read, sizes_read, strict=True))
 
     def _lost_in(self, values: dict[str, Any]) -> Fault | None:
         """A fault where noise makes NaN of a leaf: the program asks whether two numbers are equal, and they are not."""
@@ -347,6 +289,10 @@ class _Runs(Reference):
         except Exception as error:  # a device without float64, no memory for it
             return Recording(error=Fault.of(error, "widening"))
 
+    def _run_again(self, transcript: Transcript, noise: float, rest: bool) -> dict[str, Any]:
+        wide = _WIDES[self.kind]
+        return self.program.run_again(transcript, self._mode(wide, noise), wide, rest)
+
     def _run_disturbed(self, noise: float, rest: bool) -> Recording:
         """Eager with its parameters and inputs disturbed by a few roundings: less would be rounded away, and each
         operator behind them rounds once more."""
@@ -369,7 +315,7 @@ class _Runs(Reference):
             # less than one unit in the last place can't be drawn in the same dtype
             unit = accumulator = 2 * self.unit
         inputs = {}
-        if noise or transcript is not None:
+        if noise:
             inputs = input_units(self.program.tensors, self.unit)
         return Wide(wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=accumulator,
                     inputs=inputs, by_operator=self._by_operator, transcript=transcript)

@@ -1,11 +1,11 @@
 """Transcript: the operators of one run of a program, by which it runs again without its Python code and autograd.
 
 Noise is drawn up to 36 times, and each draw is a run of the program in which each operator rounds otherwise. What the
-program and autograd do between the operators costs two thirds of that, and is the same each time.
+program and autograd do between the operators costs half of that or more, and is the same each time.
 
 It holds where nothing but operators touches numbers that rounding moves. A program that looks at one in Python may go
-another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once without
-noise, and compared: what no operator was seen to do, such as a kernel that is launched by itself, shows there.
+another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once with the
+noise that it was made with, and compared: what no operator was seen to do, as by a kernel of its own, shows there.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ class Transcript:
         if self.ended:
             return
         self.ended = True
+        if not self._steps:
+            self.refuse("it was told of no operator")
         self._forget_making()
         needed = set()
         for value in chain.from_iterable(results.values() for results in self._results):

@@ -150,8 +150,15 @@ class Moved(_Runs):
     def _run_with(self, noise: float, rest: bool = True, transcript: Transcript | None = None) -> Recording:
         return moved_recording(super()._run_with(noise, rest, transcript))
 
-    def _run_again(self, noise: float, rest: bool = True) -> dict[str, Any]:
-        return moved(super()._run_again(noise, rest))
+    def _run_again(self, transcript: Transcript, noise: float, rest: bool) -> dict[str, Any]:
+        return moved(super()._run_again(transcript, noise, rest))
+
+    @classmethod
+    def put_on(cls, expected: Any) -> None:
+        """Move the further runs of a reference there."""
+        expected.__class__ = cls
+        noisy = expected._noisy_runs
+        noisy._run, noisy._run_again = expected._run_with, expected._run_again
 
 
 class Net(torch.nn.Module):
@@ -229,7 +236,7 @@ def compared_twice(title: str, model: torch.nn.Module, batch: Batch, eager: Reco
     for each in expected:
         each.__class__ = _Runs
     on_cpu = compare(eager, compiled, expected[0], limits=limits)
-    expected[1].__class__ = Moved
+    Moved.put_on(expected[1])
     expected[1]._expect_values(moved_recording(_Runs._run_with(expected[1], 0.0)))
     twin = moved_recording(expected[1].program.run_eager())
     expected[1]._twin, expected[1]._twins = twin, [twin]
@@ -251,7 +258,7 @@ def waits_of(count: int, drawn: bool, size: int) -> str:
     model, batch = Lengths(count), Batch.of(torch.randn(16, 24))
     eager = record(model, model, batch)
     expected = reference(model, batch, draw=False)
-    expected.__class__ = Moved
+    Moved.put_on(expected)
     expected._expect_values(moved_recording(_Runs._run_with(expected, 0.0)))
     one, other = moved_recording(eager), moved_recording(noisy(eager, 2.0**-24))
     WAITS.clear()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle import Tape, compare, noisy_runs, problem, record, reference
 from pytest_torchcompile.oracle.expected import eager_is_near
 from pytest_torchcompile.oracle.operator_rounding import input_units
 from pytest_torchcompile.state.snapshot import StateSnapshot
@@ -171,15 +171,17 @@ def test_a_wrong_compiler_behind_a_fused_attention():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_draws_are_made_by_a_transcript(dtype):
+def test_draws_are_made_by_a_transcript(dtype, monkeypatch):
     """Two runs of a GPU may add up in other orders, which float64 hardly shows."""
     model, batch = case(dtype)
     tape = Tape()
     record(model, model, batch, mode=tape)
     runs = reference(model, batch, tape=tape, draw=False)
-    by_transcript, error = runs._values_of_draw(0, 1.0, True)
+    monkeypatch.setattr(noisy_runs, "_BEFORE", 0)
+    runs._noisy_runs.draw(9, 1.0, True)
+    assert runs._noisy_runs.transcript is not None
+    by_transcript, error = runs._noisy_runs.draw(0, 1.0, True)
     assert error is None
-    assert runs._transcript is not None
     runs._dice.begin_sequence(0)
     by_program = runs._run_with(1.0).values_by_name()
     assert by_transcript.keys() == by_program.keys()

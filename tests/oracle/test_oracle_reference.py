@@ -60,14 +60,18 @@ def test_the_same_seed_gives_the_same_numbers():
 
 
 def test_memory_does_not_grow_with_draws():
-    """Draws are folded into sums: 36 of them take no more room than one. More than that there are not."""
+    """Draws are folded into sums: 36 of them take no more room than one, but for the inputs that a transcript keeps.
+
+    More than that there are not.
+    """
     model, batch = stacked()
     expected = reference(model, batch)
     before, draws = expected.nbytes, [expected.draws]
     while expected.more():
         draws.append(expected.draws)
     assert draws == [1, 2, 3, 4, 6, 8, 12, 16, 24, 36]
-    assert expected.nbytes == before
+    inputs = sum(tensor.nbytes for tensor in batch.tensors()) * 2  # in float64
+    assert before < expected.nbytes <= before + 2 * inputs
 
 
 def test_narrow_casts_inside_the_model_are_widened():

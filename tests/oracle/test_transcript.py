@@ -9,26 +9,40 @@ from torch import nn
 from torch.nn import functional
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import Tape, record
+from pytest_torchcompile.oracle import Tape, noisy_runs, record
 from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
+from pytest_torchcompile.oracle.transcript import Transcript
 
 pytestmark = pytest.mark.needs_torch
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """The first draw makes a transcript."""
+    monkeypatch.setattr(noisy_runs, "_BEFORE", 0)
+
+
 def reference_of(model, *args, loss=None):
-    """A reference whose exact run was made, and no draw yet."""
+    """A reference that has drawn nothing yet."""
     batch, tape = Batch.of(args[0] if isinstance(args[0], dict) else args), Tape()
     recording = record(model, model, batch, loss=loss, mode=tape)
     assert recording.error is None, recording.error
     return reference(model, batch, loss=loss, tape=tape, draw=False)
 
 
+def drawn(runs, number, rest=True):
+    values, error = runs._noisy_runs.draw(number, 1.0, rest)
+    assert error is None
+    return values
+
+
 def draws_of(runs, number, rest=True):
     """The values of a draw by the transcript, and by the program itself."""
-    by_transcript, error = runs._values_of_draw(number, 1.0, rest)
-    assert error is None
-    assert runs._transcript is not None, "the program was run"
+    if runs._noisy_runs.transcript is None:
+        drawn(runs, 9)
+    by_transcript = drawn(runs, number, rest)
+    assert runs._noisy_runs.transcript is not None, "the program was run"
     runs._dice.begin_sequence(number)
     return by_transcript, runs._run_with(1.0, rest).values_by_name()
 
@@ -172,8 +186,8 @@ def test_draws_are_those_of_the_program(name):
 def test_the_pass_through_outputs_that_are_left_out_is_made_where_it_is_asked_for():
     torch.manual_seed(1)
     runs = reference_of(LeavesOut(), rows(), loss=first_output)
-    left, _ = draws_of(runs, 1, rest=False)
     whole, _ = draws_of(runs, 1)
+    left, _ = draws_of(runs, 1, rest=False)
     assert len(whole) == len(left) + 4  # a gradient of each parameter
     assert all(are_same(whole[name], value) for name, value in left.items())
 
@@ -212,7 +226,7 @@ def _in_place_of_a_kernel(hidden):
 @torch.library.custom_op("transcripts::hidden_write", mutates_args=())
 def hidden_write(x: torch.Tensor) -> torch.Tensor:
     """Writes to what it is given, and does not say so."""
-    x.detach().add_(1.0)
+    x.detach().add_(1)
     return torch.zeros(1)
 
 
@@ -230,17 +244,26 @@ LOOKS = {
 @pytest.mark.parametrize("why", LOOKS)
 def test_a_program_that_looks_at_numbers_is_run_itself(why):
     torch.manual_seed(1)
-    runs = reference_of(Looks(LOOKS[why]), rows())
-    assert runs._transcript.why == why
-    values, error = runs._values_of_draw(0, 1.0, True)
-    assert error is None
-    assert values["loss"] != runs.estimates["loss"].value
-    assert not runs._transcript.held_tensors()
+    runs, transcript = reference_of(Looks(LOOKS[why]), rows()), Transcript()
+    runs._run_with(1.0, transcript=transcript)
+    assert transcript.why == why
+    assert not transcript.held_tensors()
+    values = [drawn(runs, number)["loss"] for number in range(3)]
+    assert runs._noisy_runs.transcript is None
+    assert len({float(value) for value in values}) == 3
 
 
 def test_other_tensors_than_plain_ones_have_no_transcript():
-    runs = reference_of(Looks(lambda hidden: hidden.detach().to_sparse().sum()), rows())
-    assert runs._transcript.why == "it has other tensors than plain ones"
+    runs, transcript = reference_of(Looks(lambda hidden: hidden.detach().to_sparse().sum()), rows()), Transcript()
+    # With noise it raises: torch rounds no sparse tensor.
+    runs._run_with(0.0, transcript=transcript)
+    assert transcript.why == "it has other tensors than plain ones"
+
+
+def test_a_run_in_which_no_operator_is_seen_has_no_transcript():
+    transcript = Transcript()
+    transcript.end()
+    assert transcript.why == "it was told of no operator"
 
 
 class HiddenState(nn.Module):
@@ -249,7 +272,8 @@ class HiddenState(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(8, 8)
-        self.register_buffer("state", torch.ones(8))
+        # Whole numbers, which get no noise: of others the operator would be given a copy.
+        self.register_buffer("state", torch.ones(8, dtype=torch.int64))
 
     def forward(self, x):
         result = self.layer(x) * self.state
@@ -258,11 +282,12 @@ class HiddenState(nn.Module):
 
 def test_a_transcript_that_does_not_repeat_the_run_is_not_used():
     torch.manual_seed(1)
-    runs = reference_of(HiddenState(), rows())
-    assert not runs._transcript.why
-    values, error = runs._values_of_draw(0, 1.0, True)
-    assert error is None
-    assert runs._transcript is None
+    runs, transcript = reference_of(HiddenState(), rows()), Transcript()
+    runs._run_with(1.0, transcript=transcript)
+    transcript.end()
+    assert not transcript.why
+    values = drawn(runs, 0)
+    assert runs._noisy_runs.transcript is None
     runs._dice.begin_sequence(0)
     assert torch.equal(values["loss"], runs._run_with(1.0).values_by_name()["loss"])
 
@@ -270,16 +295,37 @@ def test_a_transcript_that_does_not_repeat_the_run_is_not_used():
 def test_what_only_a_draw_raises_is_left_to_the_program(monkeypatch):
     torch.manual_seed(1)
     runs = reference_of(Checkpointed(), rows())
-    assert runs._has_transcript()
+    _, by_program = draws_of(runs, 3)
 
     def fails(*_):
         raise RuntimeError("planted: no memory")
 
-    monkeypatch.setattr(runs._transcript, "run", fails)
-    values, error = runs._values_of_draw(0, 1.0, True)
-    assert error is None
-    assert runs._transcript is None
-    assert "loss" in values
+    monkeypatch.setattr(runs._noisy_runs.transcript, "run", fails)
+    values = drawn(runs, 3)
+    assert runs._noisy_runs.transcript is None
+    assert torch.equal(values["loss"], by_program["loss"])
+
+
+def test_a_transcript_without_the_rest_is_asked_for_no_rest():
+    torch.manual_seed(1)
+    runs = reference_of(LeavesOut(), rows(), loss=first_output)
+    drawn(runs, 9, rest=False)
+    left = drawn(runs, 1, rest=False)
+    whole = drawn(runs, 1, rest=True)
+    assert runs._noisy_runs.transcript is not None
+    assert len(whole) == len(left) + 4
+    assert all(are_same(whole[name], value) for name, value in left.items())
+
+
+def test_few_draws_make_no_transcript(monkeypatch):
+    monkeypatch.undo()
+    torch.manual_seed(1)
+    runs = reference_of(Convolutions(), images())
+    for number in range(4):
+        drawn(runs, number)
+    assert runs._noisy_runs.transcript is None
+    drawn(runs, 4)
+    assert runs._noisy_runs.transcript is not None
 
 
 def test_nothing_stays_behind():

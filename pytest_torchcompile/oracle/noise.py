@@ -304,8 +304,19 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._round_tensor(tensor, unit)
 
     def _round_tensor(self, tensor: torch.Tensor, unit: float) -> None:
-        if not unit or _is_exact_size(tensor, unit):
+        if not unit:
             return
+        if tensor.numel() > 1 or tensor.is_complex():
+            self._disturb(tensor, unit)
+        elif tensor.device.type != "cpu":
+            # To ask whether it is a size would be to wait for the GPU.
+            before = tensor.clone()
+            self._disturb(tensor, unit)
+            tensor.copy_(before.where(_is_exact_size(before, unit), tensor))
+        elif not _is_exact_size(tensor, unit):
+            self._disturb(tensor, unit)
+
+    def _disturb(self, tensor: torch.Tensor, unit: float) -> None:
         self._dice.disturb(tensor, self.factor * unit)
         if unit == _FLOAT16_UNIT:
             # float16 runs out of exponents: below 2**-14 the error is absolute
@@ -317,16 +328,13 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _is_exact_size(tensor: torch.Tensor, unit: float) -> bool:
-    """Whether it is one whole number that rounding to ``unit`` keeps: nothing has rounded on the way to it.
+def _is_exact_size(tensor: torch.Tensor, unit: float) -> torch.Tensor:
+    """Whether one number is a whole one that rounding to ``unit`` keeps: nothing has rounded on the way to it.
 
     Models compute sizes so, as the ceiling of (length - kernel) / stride: with noise the ceiling is one more, and the
     model raises.
     """
-    if tensor.numel() != 1 or tensor.is_complex():
-        return False
-    value = float(tensor)
-    return value.is_integer() and abs(value) * unit <= 1
+    return (tensor == tensor.round()) & (tensor.abs() * unit <= 1)
 
 
 def _as_sequence(value: Any) -> Any:

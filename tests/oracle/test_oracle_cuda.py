@@ -11,7 +11,9 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, noisy_runs, problem, record, reference
+from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.expected import eager_is_near
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.operator_rounding import input_units
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
@@ -190,3 +192,16 @@ def test_draws_are_made_by_a_transcript(dtype, monkeypatch):
         noise = (value.double() - exact).abs().amax()
         assert noise > 0 or not value.is_floating_point() or "cache" in name, name
         assert (by_transcript[name] - value).abs().amax() <= 1e-6 * noise + 1e-30, name
+
+
+def test_a_whole_number_is_not_rounded_and_not_waited_for():
+    """It may be a size; any other number gets its noise."""
+    one = torch.ones((), dtype=torch.float64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with Wide(torch.float64, None, dice=Dice(0), factor=1.0, unit=2.0**-10, accumulator=2.0**-10):
+            whole, other = one * 3, one * 3.5
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert whole == 3
+    assert 0 < abs(float(other) - 3.5) <= 3.5 * 2.0**-10

@@ -60,10 +60,7 @@ def test_the_same_seed_gives_the_same_numbers():
 
 
 def test_memory_does_not_grow_with_draws():
-    """Draws are folded into sums: 36 of them take no more room than one, but for the inputs that a transcript keeps.
-
-    More than that there are not.
-    """
+    """Draws are folded into sums: 36, and there are no more, take the room of one, and of a transcript's inputs."""
     model, batch = stacked()
     expected = reference(model, batch)
     before, draws = expected.nbytes, [expected.draws]

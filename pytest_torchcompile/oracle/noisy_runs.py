@@ -15,8 +15,10 @@ from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["NoisyRuns"]
 
-# Runs of the program itself before a transcript is made: that costs as much as two or three runs by it save.
-_BEFORE: Final = 4
+# Runs of the program itself before a transcript is made, which costs as much as one or two. On a CPU the operators take
+# half of the time of a run, on a GPU a tenth.
+_BEFORE: Final = {"cpu": 4}
+_BEFORE_ON_GPU: Final = 1
 # How far the values of two runs with the same noise may be apart, in rounding units of the dtype that they ran in, of
 # the largest value of all: a GPU may add up in another order. And in units of the program, of a leaf's largest value.
 _OWN: Final = 2.0**10
@@ -26,13 +28,14 @@ _SHARE: Final = 2.0**-12
 class NoisyRuns:
     """Runs a program with noise, time after time."""
 
-    def __init__(self, dice: Dice, wide: torch.dtype, unit: float,
+    def __init__(self, dice: Dice, device: str, wide: torch.dtype, unit: float,
                  run: Callable[[float, bool, Transcript | None], Recording],
                  run_again: Callable[[Transcript, float, bool], dict[str, Any]]) -> None:
         """Take a program.
 
         Args:
             dice: Where the noise comes from.
+            device: The type of the device that the program runs on.
             wide: The dtype that it runs in.
             unit: The unit roundoff that it works with.
             run: Runs it with so many times its usual noise; the second argument as ``rest`` of ``record``. The
@@ -41,6 +44,7 @@ class NoisyRuns:
         """
         self._dice, self._wide, self._unit = dice, wide, unit
         self._run, self._run_again = run, run_again
+        self._before = _BEFORE.get(device, _BEFORE_ON_GPU)
         self._made = 0
         self.transcript: Transcript | None = None
         # Whether the transcript has the pass through outputs that the loss leaves out.
@@ -55,7 +59,7 @@ class NoisyRuns:
                 return self._run_again(self.transcript, noise, rest), None
             except Exception:  # the program itself may do otherwise, or raises something of its own
                 self.transcript = None
-        transcript = Transcript() if self._made == _BEFORE + 1 else None
+        transcript = Transcript() if self._made == self._before + 1 else None
         self._dice.begin_sequence(sequence)
         drawn = self._run(noise, rest, transcript)
         values = drawn.values_by_name()

@@ -113,7 +113,7 @@ class _Runs(Reference):
         """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
         while self._kinds:
             self.kind = self._kinds.pop(0)
-            self._noisy_runs = NoisyRuns(self._dice, _WIDES[self.kind], self.unit, self._run_with, self._run_again)
+            self._noisy_runs = self._without_draws(_WIDES[self.kind])
             exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
@@ -124,7 +124,7 @@ class _Runs(Reference):
                 break
         else:
             self.kind = "eager-draws"
-            self._noisy_runs = NoisyRuns(self._dice, torch.float64, self.unit, self._run_with, self._run_again)
+            self._noisy_runs = self._without_draws(torch.float64)
             if self._draw_from_eager():
                 self._reasons.append("noise is what disturbed parameters and inputs make of eager itself")
             else:
@@ -133,6 +133,11 @@ class _Runs(Reference):
                 if self.twin().error is not None:
                     self._reasons.append(f"a second eager run: {self.twin().error}")
         self.why = "; ".join(self._reasons)
+
+    def _without_draws(self, wide: torch.dtype) -> NoisyRuns:
+        devices = [tensor.device.type for tensor in self.program.tensors]
+        device = max(devices, key=devices.count, default="cpu")
+        return NoisyRuns(self._dice, device, wide, self.unit, self._run_with, self._run_again)
 
     def _first_draw(self, names: Iterable[str]) -> bool:
         """Draw once; whether a run with noise worked, which may take a program where it raises."""

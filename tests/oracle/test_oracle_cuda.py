@@ -178,8 +178,8 @@ def test_draws_are_made_by_a_transcript(dtype, monkeypatch):
     model, batch = case(dtype)
     tape = Tape()
     record(model, model, batch, mode=tape)
+    monkeypatch.setattr(noisy_runs, "_BEFORE_ON_GPU", 0)
     runs = reference(model, batch, tape=tape, draw=False)
-    monkeypatch.setattr(noisy_runs, "_BEFORE", 0)
     runs._noisy_runs.draw(9, 1.0, True)
     assert runs._noisy_runs.transcript is not None
     by_transcript, error = runs._noisy_runs.draw(0, 1.0, True)

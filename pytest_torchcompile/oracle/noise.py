@@ -249,7 +249,10 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own
 
     def _can_round(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.dtype in self._wides and value.numel() > 0
+        if not isinstance(value, torch.Tensor) or value.dtype not in self._wides or not value.numel():
+            return False
+        # Forward derivatives have zeros without memory (``Tensor._is_zerotensor``, torch 2.8 to 2.15).
+        return not value.is_meta and not value._is_zerotensor()
 
     def _narrow_places(self, args: tuple[Any, ...]) -> tuple[int, ...]:
         return tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and self._is_narrow(arg.dtype))

@@ -1,8 +1,9 @@
-"""Noisy runs of a program: the first few run the program itself, further ones its operators alone, by a transcript."""
+"""Noisy runs of a program: a few run the program itself, further ones its operators alone, by a transcript."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -19,16 +20,38 @@ __all__ = ["NoisyRuns"]
 # half of the time of a run, on a GPU a tenth.
 _BEFORE: Final = {"cpu": 4}
 _BEFORE_ON_GPU: Final = 1
-# How far the values of two runs with the same noise may be apart, in rounding units of the dtype that they ran in, of
-# the largest value of all: a GPU may add up in another order. And in units of the program, of a leaf's largest value.
-_OWN: Final = 2.0**10
-_SHARE: Final = 2.0**-12
+# How far the values of two runs with the same noise may be apart, as a GPU may add up in another order: in parts of
+# what other noise changes, and in rounding units of a leaf's largest value.
+_SHARE: Final = 2.0**-8
+_OWN: Final = 2.0**4
+# Bytes of values that are kept from one draw to the next. A run of a larger program spends its time in operators.
+_LARGEST: Final = 1 << 28
+
+
+@dataclass
+class _Draw:
+    """A run with noise, and its values by name."""
+
+    sequence: int
+    noise: float
+    rest: bool
+    values: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those among the values."""
+        return [value for value in self.values.values() if isinstance(value, torch.Tensor)]
+
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class NoisyRuns:
     """Runs a program with noise, time after time."""
 
-    def __init__(self, dice: Dice, device: str, wide: torch.dtype, unit: float,
+    def __init__(self, dice: Dice, device: str, wide: torch.dtype,
                  run: Callable[[float, bool, Transcript | None], Recording],
                  run_again: Callable[[Transcript, float, bool], dict[str, Any]]) -> None:
         """Take a program.
@@ -37,18 +60,19 @@ class NoisyRuns:
             dice: Where the noise comes from.
             device: The type of the device that the program runs on.
             wide: The dtype that it runs in.
-            unit: The unit roundoff that it works with.
             run: Runs it with so many times its usual noise; the second argument as ``rest`` of ``record``. The
                 transcript is told what runs.
             run_again: Runs it so by a transcript; raises what operators raise.
         """
-        self._dice, self._wide, self._unit = dice, wide, unit
+        self._dice, self._wide = dice, wide
         self._run, self._run_again = run, run_again
         self._before = _BEFORE.get(device, _BEFORE_ON_GPU)
         self._made = 0
         self.transcript: Transcript | None = None
         # Whether the transcript has the pass through outputs that the loss leaves out.
         self._has_rest = False
+        # The draw before the one that makes a transcript.
+        self._earlier: _Draw | None = None
 
     def draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
         """Run it with the noise of a sequence of the dice. Returns the values by name, and what it raised."""
@@ -59,49 +83,59 @@ class NoisyRuns:
                 return self._run_again(self.transcript, noise, rest), None
             except Exception:  # the program itself may do otherwise, or raises something of its own
                 self.transcript = None
-        transcript = Transcript() if self._made == self._before + 1 else None
+        earlier, self._earlier = self._earlier, None
+        transcript = None if earlier is None else Transcript()
         self._dice.begin_sequence(sequence)
         drawn = self._run(noise, rest, transcript)
-        values = drawn.values_by_name()
-        if transcript is not None and drawn.error is None:
-            transcript.end()
-            self._dice.begin_sequence(sequence)
-            if not transcript.why and self._repeats(transcript, noise, rest, values):
-                self.transcript, self._has_rest = transcript, rest
-        return values, drawn.error
+        made = _Draw(sequence, noise, rest, drawn.values_by_name())
+        if drawn.error is None:
+            if self._made == self._before and made.nbytes <= _LARGEST:
+                self._earlier = made
+            if transcript is not None and earlier is not None:
+                transcript.end()
+                if not transcript.why and self._repeats(transcript, earlier, made):
+                    self.transcript, self._has_rest = transcript, rest
+        return made.values, drawn.error
 
-    def _repeats(self, transcript: Transcript, noise: float, rest: bool, values: Mapping[str, Any]) -> bool:
-        """Whether the transcript of a run gives its values again, with the same noise."""
+    def _repeats(self, transcript: Transcript, earlier: _Draw, made: _Draw) -> bool:
+        """Whether the transcript of a run gives the values of an earlier one, with the noise of that.
+
+        With its own noise it would give what it has taken for a constant, too.
+        """
+        self._dice.begin_sequence(earlier.sequence)
         try:
-            again = self._run_again(transcript, noise, rest)
+            again = self._run_again(transcript, earlier.noise, made.rest and earlier.rest)
         except Exception:  # what Python code makes of an error is not in it
             return False
-        if again.keys() != values.keys():
+        again = small_ones_to_cpu(again)
+        before, other = small_ones_to_cpu(earlier.values), small_ones_to_cpu(made.values)
+        # The earlier draw may have had a second pass, and this one none.
+        if not again.keys() <= before.keys() or (earlier.rest <= made.rest and again.keys() != before.keys()):
             return False
-        again, values = small_ones_to_cpu(again), small_ones_to_cpu(dict(values))
-        sizes, distances = [], []
-        for name, value in values.items():
-            other = again[name]
-            if not isinstance(value, torch.Tensor):
-                if value != other:
+        measured = []
+        for name, value in again.items():
+            expected, moved = before[name], other[name]
+            if not isinstance(expected, torch.Tensor):
+                if value != expected:
                     return False
-            elif not isinstance(other, torch.Tensor) or other.shape != value.shape:
+            elif not isinstance(value, torch.Tensor) or not value.shape == expected.shape == moved.shape:
                 return False
             elif value.numel():
-                value, other = _finite(value), _finite(other)
-                sizes.append(value.abs().amax())
-                distances.append((value - other).abs().amax())
-        numbers = read_numbers(*sizes, *distances)
-        largest = numbers[: len(sizes)]
-        own = _OWN * torch.finfo(self._wide).eps * max(largest, default=0.0)
-        for size, distance in zip(largest, numbers[len(sizes) :], strict=True):
-            if distance > own + _SHARE * self._unit * size:
+                value, expected, moved = _finite(value), _finite(expected), _finite(moved)
+                measured += [(value - expected).abs().amax(), (moved - expected).abs().amax(), expected.abs().amax()]
+        numbers = read_numbers(*measured)
+        own = _OWN * torch.finfo(self._wide).eps
+        for distance, moved_by, largest in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+            if distance > _SHARE * moved_by + own * largest:
                 return False
         return True
 
     def held_tensors(self) -> list[torch.Tensor]:
         """What is kept."""
-        return [] if self.transcript is None else self.transcript.held_tensors()
+        held = [] if self.transcript is None else self.transcript.held_tensors()
+        if self._earlier is not None:
+            held += self._earlier.tensors
+        return held
 
 
 def _finite(value: torch.Tensor) -> torch.Tensor:

@@ -4,16 +4,17 @@ wrote to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from pytest_torchcompile.batch import Batch, source_of
+from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.oracle.call_watch import Watch
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.properties import alias_pairs
 from pytest_torchcompile.oracle.python_state import PythonState, python_state
@@ -27,28 +28,13 @@ from pytest_torchcompile.oracle.recording import (
     raised_by_us,
     run_theirs,
 )
-from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, default_loss, left_out, loss_of
+from pytest_torchcompile.oracle.training import BY_LEFT_OUT, default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.torch_state import seed_everything
-from pytest_torchcompile.state.value_leaves import (
-    attribute_tensors,
-    fingerprint,
-    is_spread,
-    own_part,
-    same_bits,
-    tensors_of,
-    true_on_any_rank,
-    visible_strides,
-)
 
 __all__ = ["record", "seed_everything"]
-
-# Parameters of more elements are remembered by a fingerprint, to save memory.
-_COPIED_UP_TO = 1 << 26
-
 
 def record(
     call: Callable[..., Any],
@@ -105,141 +91,6 @@ def record(
     return replace(recording, gradients=gradients, properties=properties, error=through.error)
 
 
-class _Watch:
-    """The tensors that a call may write to. Made before the call, asked after it."""
-
-    def __init__(self, module: torch.nn.Module | None, before: Batch, private: Batch, sparing: bool = False,
-                 unwritten: bool = False) -> None:
-        """``before`` is the caller's batch, ``private`` the copy that the call is given.
-
-        ``sparing``: nobody else has the module. Its parameters are remembered by fingerprints, and gradients are taken
-        as they are, not copied. ``unwritten``: the call is known to leave the parameters alone.
-        """
-        self.private = private
-        self.module = module
-        self.sparing = sparing
-        self.parameters = [] if module is None else list(module.named_parameters())
-        self.before = dict(_input_tensors(before))
-        self.inputs = dict(_input_tensors(private))
-        # Where the gradients of inputs arrive.
-        self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
-        # By name: what to look at of a parameter to see whether it was written to, and what that was before.
-        self.memories: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {}
-        if not unwritten:
-            for name, parameter in self.parameters:
-                shown = fingerprint if sparing else _shown_of(parameter)
-                self.memories[name] = (shown, shown(parameter).clone())
-        self.devices = {tensor.device for tensor in self.inputs.values()}
-        self.devices |= {tensor.device for _, tensor in (*self.parameters, *self.buffers())}
-        # Reading them is collective.
-        self.spread = any(is_spread(tensor) for _, tensor in self.named_tensors())
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Everything that a result may share memory with."""
-        yield from self.inputs.items()
-        yield from self.parameters
-        yield from self.buffers()
-        yield from self.attributes()
-
-    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As they are now."""
-        if self.module is not None:
-            yield from self.module.named_buffers()
-
-    def attributes(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors in attributes of modules, as they are now; without those that are parameters or buffers too."""
-        known = {id(tensor) for _, tensor in (*self.parameters, *self.buffers())}
-        for name, tensor in attribute_tensors(self.module):
-            if id(tensor) not in known:
-                yield name, tensor
-
-    def buffers_and_attributes(self) -> dict[str, Item]:
-        """As they are now."""
-        items = {f"buffer {name}": Item.of(tensor) for name, tensor in self.buffers()}
-        items |= {f"attribute {name}": Item.of(tensor) for name, tensor in self.attributes()}
-        return items
-
-    def mutated(self) -> dict[str, Item]:
-        """Inputs and parameters that were written to, and all that a training is there to move."""
-        after = {}
-        # A call may have put further tensors into a list or dict that it was given.
-        for name, tensor in {**dict(_input_tensors(self.private)), **self.inputs}.items():
-            old = self.before.get(name)
-            if old is None or not _is_untouched(old, tensor):
-                after[f"{name} after the call"] = Item.of(tensor)
-        written = self._written_parameters()
-        for name, parameter in self.parameters:
-            if name in self.memories and (name in written or self._is_trained(name, parameter)):
-                after[f"{name} after the call"] = Item.of(parameter)
-        return after
-
-    def _written_parameters(self) -> set[str]:
-        """The names of the remembered parameters that the call has written to, on this rank or another one."""
-        differing = names_of_differing(self._before_and_after())
-        written = {name: name in differing for name in self.memories}
-        spread = {name: parameter for name, parameter in self.parameters if name in written and is_spread(parameter)}
-        # What a rank then reads of such a parameter it reads together with the others.
-        written |= true_on_any_rank(spread, written)
-        return {name for name, is_written in written.items() if is_written}
-
-    def _before_and_after(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        for name, parameter in self.parameters:
-            if name in self.memories:
-                shown, before = self.memories[name]
-                yield name, before, shown(parameter)
-
-    def _is_trained(self, name: str, parameter: torch.Tensor) -> bool:
-        """Whether a training moves it: a step may be too small to change a bit on one side alone, which is no fault."""
-        return isinstance(self.module, Training) and self.module.is_trained(name, parameter)
-
-    def take_gradients(self) -> dict[str, Item]:
-        """Gradients of parameters and of inputs that are leaves; each is taken off its tensor."""
-        gradients = {}
-        for name, tensor in self.differentiable():
-            # an Item copies: not both at once
-            gradient, tensor.grad = tensor.grad, None
-            if gradient is None:
-                item = Item(None)
-            elif self._needs_no_copy(gradient):
-                item = Item.shared(gradient)
-            else:
-                item = Item.of(gradient)
-            gradients[f"gradient of {name}"] = item
-        return gradients
-
-    def _needs_no_copy(self, gradient: torch.Tensor) -> bool:
-        """Nobody writes to it any more; but a distributed or sparse one is to be made dense."""
-        return self.sparing and type(gradient) is torch.Tensor and gradient.layout is torch.strided
-
-    def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters, and inputs that want a gradient."""
-        yield from self.parameters
-        for name, source in self.sources.items():
-            if source.requires_grad and source.is_leaf:
-                yield name, source
-
-
-def _input_tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-    for arguments in (batch.args, batch.kwargs):
-        for path, tensor in tensors_of(arguments):
-            yield f"input{path}", tensor
-
-
-def _is_untouched(old: torch.Tensor, tensor: torch.Tensor) -> bool:
-    if tensor.requires_grad != old.requires_grad or not same_bits(old.detach(), tensor.detach()):
-        return False
-    return visible_strides(tensor) == visible_strides(old)
-
-
-def _shown_of(parameter: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What to look at of a parameter to see whether it was written to."""
-    is_plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor
-    # Of a spread one each rank its own part: to gather all of it takes a collective, and its memory on every rank.
-    if is_spread(parameter) or (is_plain and parameter.numel() <= _COPIED_UP_TO):
-        return own_part
-    return fingerprint
-
-
 @dataclass
 class _Run:
     """The three phases of one call; what each left behind."""
@@ -270,7 +121,7 @@ class _Run:
         if module is not None:
             module.zero_grad(set_to_none=True)
         with self.spread.whole():
-            watch = _Watch(module, batch, private, self.sparing, self.unwritten)
+            watch = Watch(module, batch, private, self.sparing, self.unwritten)
         if isinstance(self.mode, Tape):
             self.mode.begin_run([parameter for _, parameter in watch.parameters])
         seed_everything(self.seed)
@@ -286,7 +137,7 @@ class _Run:
         with torch.no_grad(), self.spread.whole():
             return self._read_all(module, watch, error)
 
-    def _read_all(self, module: torch.nn.Module | None, watch: _Watch, error: Fault | None) -> Recording:
+    def _read_all(self, module: torch.nn.Module | None, watch: Watch, error: Fault | None) -> Recording:
         if isinstance(self.mode, Tape):
             self.mode.end_run()
         python = None
@@ -322,7 +173,7 @@ class _Run:
             kinds={leaf.name: leaf.kind for leaf in self.output_leaves},
         )
 
-    def _tell(self, transcript: Transcript, watch: _Watch, mutated: Container[str]) -> None:
+    def _tell(self, transcript: Transcript, watch: Watch, mutated: Container[str]) -> None:
         """Tell a transcript which tensors hold the values of the recording."""
         if self.only:
             for name, tensor in watch.differentiable():
@@ -338,6 +189,8 @@ class _Run:
         for name, tensor in (*watch.inputs.items(), *watch.parameters):
             if f"{name} after the call" in mutated:
                 transcript.keep(f"{name} after the call", tensor)
+            else:
+                transcript.note_kept(tensor)
         if self.backward:
             for name, tensor in watch.differentiable():
                 transcript.keep(f"gradient of {name}", tensor.grad)
@@ -401,7 +254,7 @@ class _Run:
     def output_tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [(leaf.name, leaf.value) for leaf in self.output_leaves if isinstance(leaf.value, torch.Tensor)]
 
-    def shared_memory(self, watch: _Watch) -> frozenset[tuple[str, str]]:
+    def shared_memory(self, watch: Watch) -> frozenset[tuple[str, str]]:
         others = list(watch.named_tensors())
         arrived = []
         for name, tensor in watch.differentiable():

@@ -137,7 +137,7 @@ class _Runs(Reference):
     def _without_draws(self, wide: torch.dtype) -> NoisyRuns:
         devices = [tensor.device.type for tensor in self.program.tensors]
         device = max(devices, key=devices.count, default="cpu")
-        return NoisyRuns(self._dice, device, wide, self.unit, self._run_with, self._run_again)
+        return NoisyRuns(self._dice, device, wide, self._run_with, self._run_again)
 
     def _first_draw(self, names: Iterable[str]) -> bool:
         """Draw once; whether a run with noise worked, which may take a program where it raises."""

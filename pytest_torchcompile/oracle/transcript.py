@@ -5,20 +5,20 @@ program and autograd do between the operators costs half of that or more, and is
 
 It holds where nothing but operators touches numbers that rounding moves. A program that looks at one in Python may go
 another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once with the
-noise that it was made with, and compared: what no operator was seen to do, as by a kernel of its own, shows there.
+noise of an earlier run, and compared to that: what no operator was seen to do, as by a kernel of its own, shows there.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, Final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pytest_torchcompile.oracle.transcript_memory import Memory, OuterTensor, bytes_of, memory_of
 from pytest_torchcompile.oracle.transcript_steps import (
     CallStep,
     Number,
@@ -33,31 +33,16 @@ from pytest_torchcompile.oracle.transcript_steps import (
 
 __all__ = ["Transcript"]
 
-# Attribute of a tensor that an operator of a transcript has made: that transcript's key, and the tensor's number in it.
+# Attribute of a tensor that an operator of a transcript has made: that transcript's key, the tensor's number in it, and
+# its id, as a deep copy has the attribute too.
 _NUMBER: Final = "_torchcompile_number"
 # What hands numbers to Python, and memory to a kernel, and is no operator.
-_LOOKS: Final = ("tolist", "numpy")
+_LOOKS: Final = ("tolist", "numpy", "__bool__", "__complex__", "__float__", "__index__", "__int__")
 _HANDED_OVER: Final = ("data_ptr", "__dlpack__")
 _BLANK: Final = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize",
 })
 _KEYS: Final = count()
-
-
-@dataclass
-class _Memory:
-    """One piece of memory that tensors of the run lie in."""
-
-    owner: int
-    """The number of the first tensor seen in it."""
-    outer: bool
-    """Whether it was there before the run."""
-    dtype: torch.dtype
-    """Of that tensor."""
-    moved: bool = False
-    """Whether rounding moves a number in it."""
-    before: torch.Tensor | None = None
-    """Its bytes from before the run, if the run writes to it."""
 
 
 class Transcript:
@@ -72,12 +57,12 @@ class Transcript:
         # Where the steps of the second pass begin, and of each pass its results by name.
         self._second_pass: int | None = None
         self._results: list[dict[str, Any]] = []
-        # Tensors from before the run, by their numbers, with their memory; and the numbers by the ids of tensors.
-        self._outer: dict[int, tuple[torch.Tensor, _Memory]] = {}
+        # Tensors from before the run by their numbers, and the numbers by the ids of tensors.
+        self._outer: dict[int, OuterTensor] = {}
         self._outer_numbers: dict[int, int] = {}
         # The memory of each tensor, by its number.
-        self._places: list[_Memory] = []
-        self._memories: dict[StorageWeakRef, _Memory] = {}
+        self._places: list[Memory] = []
+        self._memories: dict[StorageWeakRef, Memory] = {}
         self._blank: set[StorageWeakRef] = set()
         self._looks_are_ours = False
 
@@ -110,13 +95,20 @@ class Transcript:
 
     def _noticed(self, name: str, look: Any) -> Any:
         def noticed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._looks_are_ours or self.ended or self.why:
-                return look(tensor, *args, **kwargs)
-            if name in _HANDED_OVER or self._places[self._number_of(tensor)].moved:
-                self.refuse(f"it calls {name}()")
+            if not (self._looks_are_ours or self.ended or self.why):
+                self._note_look(name, tensor)
             return look(tensor, *args, **kwargs)
 
         return noticed
+
+    def _note_look(self, name: str, tensor: torch.Tensor) -> None:
+        number = self._number_of(tensor)
+        if self.why:
+            return
+        if name in _HANDED_OVER or self._places[number].moved:
+            self.refuse(f"it calls {name}()")
+        elif name == "numpy":
+            self._places[number].shared = True
 
     def begin_pass(self, seed: int) -> None:
         """A forward and a backward pass begin, with random generators seeded so."""
@@ -131,23 +123,34 @@ class Transcript:
         """Run a call of an operator (:class:`~pytest_torchcompile.oracle.noise.RoundedCall`), and remember it."""
         if self.why or self.ended:
             return performer.perform(call, args, kwargs)
-        step = self._step_of(call, args, kwargs)
-        moved = self._is_moved(step)
-        if moved and (look := _look_at_numbers(call, args)):
-            self.refuse(look)
-        self._note_writes(call, args, kwargs, moved)
+        step, moved = CallStep(call, list(args), dict(kwargs)), False
+        with self._refusing():
+            self._note_arguments(step)
+            moved = any(self._places[number].moved for number in step.numbers()) and not self.why
+            if moved and (look := _look_at_numbers(call, args)):
+                self.refuse(look)
+            self._note_writes(call, args, kwargs, moved)
         # An operator that is written out here may look at numbers; it will again.
         self._looks_are_ours = True
         try:
             out = performer.perform(call, args, kwargs)
+        except Exception:
+            # With other noise it may not.
+            self.refuse(f"an operator raises ({call.about.name})")
+            raise
         finally:
             self._looks_are_ours = False
-        if not self.why:
-            step.results = [self._number_of_result(result) for result in as_sequence(out)]
-        if not self.why:
-            self._note_results(call, step, out, moved)
-            self._steps.append(step)
+        with self._refusing():
+            self._note_results(step, out, moved)
         return out
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What is raised here is no error of the program."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(f"{type(error).__name__}: {error}")
 
     def keep(self, name: str, value: Any) -> None:
         """Remember one of the pass' results: a tensor as it is now, or another value."""
@@ -179,13 +182,13 @@ class Transcript:
     def held_tensors(self) -> list[torch.Tensor]:
         """The tensors that it keeps."""
         held = []
-        for tensor, memory in self._outer.values():
-            held.append(tensor if memory.before is None else memory.before)
+        for outer in self._outer.values():
+            held.append(outer.tensor if outer.memory.before is None else outer.memory.before)
         return held
 
-    def _step_of(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallStep:
-        step = CallStep(call, list(args), dict(kwargs))
-        given: list[tuple[Place, Any]] = [*enumerate(args), *kwargs.items()]
+    def _note_arguments(self, step: CallStep) -> None:
+        call = step.call
+        given: list[tuple[Place, Any]] = [*enumerate(step.args), *step.kwargs.items()]
         for place, value in given:
             if isinstance(value, torch.Tensor):
                 put_argument(step.args, step.kwargs, place, None)
@@ -201,7 +204,6 @@ class Transcript:
                     else:
                         numbers.append(each)
                 step.lists.append((place, numbers))
-        return step
 
     def _number_of(self, tensor: torch.Tensor) -> int:
         known = self._known_number(tensor)
@@ -211,13 +213,15 @@ class Transcript:
             self.refuse("it has other tensors than plain ones")
         if self.why:
             return 0
-        reference = _memory_of(tensor)
+        reference = memory_of(tensor)
         memory = self._memories.get(reference)
         if memory is None:
-            memory = self._memories[reference] = _Memory(len(self._places), outer=True, dtype=tensor.dtype)
+            memory = self._memories[reference] = Memory(len(self._places), outer=True, dtype=tensor.dtype)
         number = self._new_number(memory)
         if memory.outer:
-            self._outer[number], self._outer_numbers[id(tensor)] = (tensor, memory), number
+            self._outer_numbers[id(tensor)] = number
+            offset = int(tensor.storage_offset())
+            self._outer[number] = OuterTensor(tensor, memory, tensor.shape, tensor.stride(), offset)
         elif tensor.dtype != memory.dtype or tensor.is_conj() or tensor.is_neg():
             self.refuse("autograd has kept a view of another dtype")
         else:
@@ -235,27 +239,23 @@ class Transcript:
             self.refuse("it has other tensors than plain ones")
         if self.why:
             return None
-        reference = _memory_of(result)
+        reference = memory_of(result)
         memory = self._memories.get(reference)
         if memory is None:
-            memory = self._memories[reference] = _Memory(len(self._places), outer=False, dtype=result.dtype)
+            memory = self._memories[reference] = Memory(len(self._places), outer=False, dtype=result.dtype)
         number = self._new_number(memory)
-        setattr(result, _NUMBER, (self._key, number))
+        setattr(result, _NUMBER, (self._key, number, id(result)))
         return number
 
     def _known_number(self, tensor: torch.Tensor) -> int | None:
-        key, number = getattr(tensor, _NUMBER, (None, 0))
-        if key == self._key:
+        key, number, known = getattr(tensor, _NUMBER, (None, 0, 0))
+        if key == self._key and known == id(tensor):
             return int(number)
         return self._outer_numbers.get(id(tensor))
 
-    def _new_number(self, memory: _Memory) -> int:
+    def _new_number(self, memory: Memory) -> int:
         self._places.append(memory)
         return len(self._places) - 1
-
-    def _is_moved(self, step: CallStep) -> bool:
-        """Whether rounding moves a number that an operator is given."""
-        return not self.why and any(self._places[number].moved for number in step.numbers())
 
     def _note_writes(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: bool) -> None:
         about = call.about
@@ -265,31 +265,50 @@ class Transcript:
         for tensor in chain.from_iterable(map(as_sequence, written)):
             if not isinstance(tensor, torch.Tensor) or self.why:
                 continue
-            reference = _memory_of(tensor)
+            reference = memory_of(tensor)
             self._blank.discard(reference)
-            memory = self._memories[reference]
+            memory = self._memories.get(reference)
+            if memory is None:
+                self.refuse("it has given a tensor other memory")
+                return
             if memory.outer and memory.before is None:
-                memory.before = _bytes_of(tensor).clone()
+                memory.before = bytes_of(tensor).clone()
             memory.moved = memory.moved or moved or (call.is_noisy and _has_fractions(tensor))
+            if memory.moved and memory.shared:
+                self.refuse("numbers are written to an array of Python's")
 
     def _note_reading(self, call: Any, place: Place, tensor: torch.Tensor) -> None:
         """Refuse where memory is read that no operator has written to: something else has, or it means nothing."""
         if not self._blank or call.func.is_view:
             return
         is_written = place in call.about.writes or place in call.about.writes.values()
-        if not is_written and _memory_of(tensor) in self._blank:
+        if not is_written and memory_of(tensor) in self._blank:
             self.refuse("memory is read that no operator has written to")
 
-    def _note_results(self, call: Any, step: CallStep, out: Any, moved: bool) -> None:
-        """Note of each result whether rounding moves it, or whether it is memory that nothing was written to."""
+    def _note_results(self, step: CallStep, out: Any, moved: bool) -> None:
+        """Number the results; note whether rounding moves them, or whether they are memory without a number yet."""
+        if self.why:
+            return
+        call, results = step.call, as_sequence(out)
+        step.results = [self._number_of_result(result) for result in results]
         moved = moved or bool(call.is_noisy and call.inputs)
-        for number, result in zip(step.results, as_sequence(out), strict=True):
-            if number is None:
+        for number, result in zip(step.results, results, strict=True):
+            if number is None or self.why:
                 continue
             if moved or (call.is_noisy and _has_fractions(result)):
                 self._places[number].moved = True
             if call.about.name in _BLANK and result.numel():
-                self._blank.add(_memory_of(result))
+                self._blank.add(memory_of(result))
+        if not self.why:
+            self._steps.append(step)
+
+    def note_kept(self, tensor: torch.Tensor) -> None:
+        """Refuse where the run has written to a tensor, and has left its numbers as they were: others may change."""
+        if self.why or self.ended:
+            return
+        memory = self._memories.get(memory_of(tensor)) if _is_simple(tensor) else None
+        if memory is not None and memory.before is not None and memory.moved:
+            self.refuse("it writes to a tensor what is there already")
 
     # --------------------------------------------------------------------------------------------------- it runs again
 
@@ -301,24 +320,26 @@ class Transcript:
         """
         tensors: list[Any] = [None] * len(self._places)
         fresh: dict[int, torch.Tensor] = {}
-        for number, (tensor, memory) in self._outer.items():
-            if memory.before is None:
-                tensors[number] = tensor.detach()
-                continue
-            if memory.owner not in fresh:
-                fresh[memory.owner] = memory.before.clone()
-            tensors[number] = _view_of(fresh[memory.owner], tensor)
-        steps, told = self._steps, self._results
-        if not rest:
-            steps, told = steps[: self._second_pass], told[:1]
-        with torch.no_grad():
-            for step in steps:
-                step.run(performer, tensors)
+        for number, outer in self._outer.items():
+            tensors[number] = outer.again(fresh)
+        first, second = self._steps[: self._second_pass], []
+        if rest and self._second_pass is not None:
+            second = self._steps[self._second_pass :]
         results = {}
-        for values in told:
-            for name, value in values.items():
-                results[name] = tensors[value.number] if type(value) is Number else value
+        with torch.no_grad():
+            for steps, told in zip((first, second), self._results, strict=False):
+                for step in steps:
+                    step.run(performer, tensors)
+                if steps:
+                    for name, value in told.items():
+                        results[name] = self._result(value, tensors)
         return results
+
+    def _result(self, value: Any, tensors: list[Any]) -> Any:
+        if type(value) is not Number:
+            return value
+        # What the run writes to, it may write to in its second pass too.
+        return tensors[value.number].clone() if self._places[value.number].before is not None else tensors[value.number]
 
 
 def _look_at_numbers(call: Any, args: tuple[Any, ...]) -> str:
@@ -346,23 +367,3 @@ def _is_simple(tensor: torch.Tensor) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _memory_of(tensor: torch.Tensor) -> StorageWeakRef:
-    """A reference by which memory is told from other memory, also after it was freed.
-
-    ``torch.multiprocessing.reductions.StorageWeakRef``: torch 2.8 to 2.15.
-    """
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All of the memory that a tensor lies in."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
-
-
-def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What ``like`` is of its own memory, of a copy of that."""
-    empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    return empty.set_(memory.untyped_storage(), like.storage_offset(), like.shape, like.stride())

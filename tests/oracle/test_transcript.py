@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -19,8 +23,8 @@ pytestmark = pytest.mark.needs_torch
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """The first draw makes a transcript."""
-    monkeypatch.setitem(noisy_runs._BEFORE, "cpu", 0)
+    """The second draw makes a transcript."""
+    monkeypatch.setitem(noisy_runs._BEFORE, "cpu", 1)
 
 
 def reference_of(model, *args, loss=None):
@@ -37,10 +41,16 @@ def drawn(runs, number, rest=True):
     return values
 
 
+def make_transcript(runs, rest=True):
+    for number in (8, 9):
+        drawn(runs, number, rest)
+    return runs._noisy_runs.transcript
+
+
 def draws_of(runs, number, rest=True):
     """The values of a draw by the transcript, and by the program itself."""
     if runs._noisy_runs.transcript is None:
-        drawn(runs, 9)
+        make_transcript(runs)
     by_transcript = drawn(runs, number, rest)
     assert runs._noisy_runs.transcript is not None, "the program was run"
     runs._dice.begin_sequence(number)
@@ -141,15 +151,41 @@ class LooksAtLengths(nn.Module):
         return self.table(kept) * self.scale
 
 
+class Copies(nn.Module):
+    """Changes the shape of its input, and copies tensors and modules while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        x.unsqueeze_(0)
+        hidden = self.layer(x[0])
+        other = copy.deepcopy(self.norm)
+        return other(hidden) + copy.deepcopy(hidden.detach()).mul_(2)
+
+
+class Curvature(nn.Module):
+    """A derivative of a derivative: forward derivatives have zeros without memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return hidden * torch.func.hessian(lambda row: (row**3).sum())(hidden[0]).sum()
+
+
 class LeavesOut(nn.Module):
     """Its second output is left out by the loss."""
 
     def __init__(self):
         super().__init__()
-        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.layer, self.other, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)
 
     def forward(self, x):
-        hidden = functional.dropout(self.layer(x), 0.5, self.training)
+        hidden = functional.dropout(self.norm(self.layer(x)), 0.5, self.training)
         return hidden.sin(), self.other(hidden).cos() + torch.rand(8)
 
 
@@ -163,6 +199,7 @@ PROGRAMS = {
     "writes to views": (WritesToViews, rows, None),
     "checkpoint": (Checkpointed, rows, None),
     "looks at lengths": (LooksAtLengths, lambda: TOKENS, None),
+    "curvature": (Curvature, rows, None),
     "leaves out": (LeavesOut, rows, first_output),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: rows()[None], None),
     "recurrent": (lambda: nn.LSTM(8, 4, 2, batch_first=True), lambda: rows()[None], None),
@@ -188,7 +225,7 @@ def test_the_pass_through_outputs_that_are_left_out_is_made_where_it_is_asked_fo
     runs = reference_of(LeavesOut(), rows(), loss=first_output)
     whole, _ = draws_of(runs, 1)
     left, _ = draws_of(runs, 1, rest=False)
-    assert len(whole) == len(left) + 4  # a gradient of each parameter
+    assert len(whole) == len(left) + 6  # a gradient of each parameter
     assert all(are_same(whole[name], value) for name, value in left.items())
 
 
@@ -230,8 +267,31 @@ def hidden_write(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(1)
 
 
+def _raises(hidden):
+    try:
+        return functional.embedding((hidden.detach()[0, :1].abs() * 0 + 9).long(), torch.ones(4, 8)).sum()
+    except IndexError:
+        return 0
+
+
+def _writes_to_an_array(hidden):
+    kept = torch.zeros(6, 8, dtype=torch.float64)
+    array = kept.numpy()
+    kept.copy_(hidden.detach())
+    return float(array[0, 0])
+
+
+class Subclass(torch.Tensor):
+    """A tensor of another kind."""
+
+
+OTHER = torch.ones(3).as_subclass(Subclass)
+
 LOOKS = {
-    "it asks for a number (_local_scalar_dense)": lambda hidden: 1.0 if hidden.sum() > 0 else 2.0,
+    "it calls __float__()": lambda hidden: torch.tensor([each.detach() for each in hidden[0]]).softmax(0).sum(),
+    "an operator raises (embedding)": _raises,
+    "numbers are written to an array of Python's": _writes_to_an_array,
+    "it asks for a number (_local_scalar_dense)": lambda hidden: 1.0 if hidden.sum().item() > 0 else 2.0,
     "it calls tolist()": lambda hidden: sum(hidden.detach()[0].tolist()),
     "it calls numpy()": lambda hidden: float(hidden.detach().numpy().sum()),
     "it calls data_ptr()": lambda hidden: 0 * (hidden.data_ptr() % 2),
@@ -266,6 +326,82 @@ def test_a_run_in_which_no_operator_is_seen_has_no_transcript():
     assert transcript.why == "it was told of no operator"
 
 
+class Masked(nn.Module):
+    """Writes to its input where noise says so: here nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.layer(x.clone())
+        x.masked_fill_(hidden > 99, 3.0)
+        return hidden
+
+
+def test_what_is_written_only_with_some_noise_has_no_transcript():
+    runs, transcript = reference_of(Masked(), rows()), Transcript()
+    runs._run_with(1.0, transcript=transcript)
+    assert transcript.why == "it writes to a tensor what is there already"
+
+
+class LooksFirst(nn.Module):
+    """At a tensor of another kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        factor = sum(OTHER.tolist())
+        return self.layer(x) * factor
+
+
+def test_other_tensors_may_be_looked_at_before_any_operator():
+    """What goes wrong in the transcript is no error of the program."""
+    runs, transcript = reference_of(LooksFirst(), rows()), Transcript()
+    assert runs._run_with(1.0, transcript=transcript).error is None
+    assert transcript.why == "it has other tensors than plain ones"
+
+
+def test_copies_made_while_it_runs_are_other_tensors():
+    torch.manual_seed(1)
+    runs = reference_of(Copies(), rows())
+    transcript = Transcript()
+    assert runs._run_with(1.0, transcript=transcript).error is None
+    values = [drawn(runs, number)["loss"] for number in range(4)]
+    runs._dice.begin_sequence(3)
+    assert torch.equal(values[3], runs._run_with(1.0).values_by_name()["loss"])
+
+
+def in_a_thread(hidden):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: hidden.detach().sin() * 2).result().sum()
+
+
+@pytest.mark.parametrize("unseen", [in_a_thread, lambda hidden: _by_ctypes(hidden)])
+def test_what_no_operator_was_seen_to_do_shows_with_other_noise(unseen):
+    """With its own noise a transcript would give again what it has taken for a constant."""
+    torch.manual_seed(1)
+    runs, transcript = reference_of(Looks(unseen), rows()), Transcript()
+    runs._run_with(1.0, transcript=transcript)
+    assert not transcript.why
+    assert make_transcript(runs) is None
+
+
+def _by_ctypes(hidden):
+    values = hidden.detach().contiguous()
+    return ctypes.c_double.from_address(values.untyped_storage().data_ptr()).value
+
+
+@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float32).min])
+def test_one_huge_value_hides_nothing(mask):
+    torch.manual_seed(1)
+    model = HiddenState()
+    model.register_buffer("mask", torch.full((4,), mask))
+    assert make_transcript(reference_of(model, rows())) is None
+
+
 class HiddenState(nn.Module):
     """An operator writes to its state, and nobody sees that."""
 
@@ -286,8 +422,8 @@ def test_a_transcript_that_does_not_repeat_the_run_is_not_used():
     runs._run_with(1.0, transcript=transcript)
     transcript.end()
     assert not transcript.why
+    assert make_transcript(runs) is None
     values = drawn(runs, 0)
-    assert runs._noisy_runs.transcript is None
     runs._dice.begin_sequence(0)
     assert torch.equal(values["loss"], runs._run_with(1.0).values_by_name()["loss"])
 
@@ -309,11 +445,11 @@ def test_what_only_a_draw_raises_is_left_to_the_program(monkeypatch):
 def test_a_transcript_without_the_rest_is_asked_for_no_rest():
     torch.manual_seed(1)
     runs = reference_of(LeavesOut(), rows(), loss=first_output)
-    drawn(runs, 9, rest=False)
+    make_transcript(runs, rest=False)
     left = drawn(runs, 1, rest=False)
     whole = drawn(runs, 1, rest=True)
     assert runs._noisy_runs.transcript is not None
-    assert len(whole) == len(left) + 4
+    assert len(whole) == len(left) + 6
     assert all(are_same(whole[name], value) for name, value in left.items())
 
 
@@ -323,6 +459,7 @@ def test_few_draws_make_no_transcript(monkeypatch):
     runs = reference_of(Convolutions(), images())
     for number in range(4):
         drawn(runs, number)
+        assert bool(runs._noisy_runs.held_tensors()) == (number == 3), "the fourth is kept for the fifth"
     assert runs._noisy_runs.transcript is None
     drawn(runs, 4)
     assert runs._noisy_runs.transcript is not None

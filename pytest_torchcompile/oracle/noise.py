@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -26,7 +26,9 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_version,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
-from pytest_torchcompile.oracle.transcript import Transcript
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["RoundedCall", "Wide"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -12,7 +12,9 @@ from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.estimate import small_ones_to_cpu
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.recording import Fault, Recording
-from pytest_torchcompile.oracle.transcript import Transcript
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["NoisyRuns"]
 
@@ -84,7 +86,7 @@ class NoisyRuns:
             except Exception:  # the program itself may do otherwise, or raises something of its own
                 self.transcript = None
         earlier, self._earlier = self._earlier, None
-        transcript = None if earlier is None else Transcript()
+        transcript = None if earlier is None else _new_transcript()
         self._dice.begin_sequence(sequence)
         drawn = self._run(noise, rest, transcript)
         made = _Draw(sequence, noise, rest, drawn.values_by_name())
@@ -145,3 +147,10 @@ def _finite(value: torch.Tensor) -> torch.Tensor:
     if value.is_floating_point():
         return value.nan_to_num(nan=-1.0, posinf=-2.0, neginf=-3.0)
     return value.double()
+
+
+def _new_transcript() -> Transcript:
+    # Here, for few programs are drawn so often.
+    from pytest_torchcompile.oracle.transcript import Transcript
+
+    return Transcript()

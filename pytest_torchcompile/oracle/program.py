@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,10 +18,12 @@ from pytest_torchcompile.oracle.operator_rounding import program_unit, wide_dtyp
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.value_leaves import attribute_tensors
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["Program", "WideCopies"]
 

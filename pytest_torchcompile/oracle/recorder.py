@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,8 +31,10 @@ from pytest_torchcompile.oracle.recording import (
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT, default_loss, left_out, loss_of
-from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.torch_state import seed_everything
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["record", "seed_everything"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,9 @@ from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT
-from pytest_torchcompile.oracle.transcript import Transcript
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
 

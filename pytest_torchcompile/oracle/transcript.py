@@ -5,9 +5,9 @@ program and autograd do between the operators costs half of that or more, and is
 
 It holds where nothing but operators touches numbers that rounding moves. A program that looks at one in Python may go
 another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once with the
-noise of an earlier run, and compared to that: what no operator was seen to do, as by a kernel of its own, shows there.
-Not seen is a number that torch itself reads of a tensor of whole numbers, as ``tensor_split`` does, where noise moves it
-so rarely that both runs have the same one.
+noise of an earlier run, and compared to that: what no operator was seen to do, such as a kernel's work, shows there.
+Not seen is a number that torch itself reads of a tensor of whole numbers, as ``tensor_split`` does, where noise moves
+it so rarely that both runs have the same one.
 """
 
 from __future__ import annotations

@@ -477,3 +477,14 @@ def test_nothing_stays_behind():
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert before == {name: getattr(torch.Tensor, name) for name in before}
     assert "numpy" not in vars(torch.Tensor)
+
+
+def test_little_is_kept_of_long_values():
+    torch.manual_seed(1)
+    model = nn.Linear(300, 400)
+    runs = reference_of(model, torch.randn(4, 300))
+    drawn(runs, 8)
+    kept = runs._noisy_runs.held_tensors()
+    assert sum(tensor.nbytes for tensor in kept) < 300 * 400 * 8 / 2
+    by_transcript, by_program = draws_of(runs, 3)
+    assert all(are_same(by_transcript[name], value) for name, value in by_program.items())

@@ -75,6 +75,21 @@ _PRINTED = {
     "infinity-of-float16.md": "inf 1000000.0",
     "bernoulli-in-another-order.md": "False (24, 1, 4) (24, 6, 1)",
 }
+# Where the processor has no AVX-512: its loops, eager's and compiled, are other code.
+_PRINTED_WITH_AVX2 = {
+    "remainder-of-large-numbers.md": "2 [0.0, nan]\n64 [0.0, nan]",
+    "acosh-overflows.md": "2 inf\n64 inf",
+    "gelu-of-infinity.md": "inf inf",
+}
+
+
+def printed_here(page):
+    """What a page's script prints on this processor."""
+    import torch
+
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return _PRINTED_WITH_AVX2.get(page, _PRINTED[page])
+    return _PRINTED[page]
 
 
 @pytest.mark.needs_torch
@@ -84,8 +99,9 @@ def test_numbers_of_single_operators(page):
     if not version("torch").startswith("2.13"):
         pytest.skip("seen on torch 2.13")
     ended = run_script(page)
-    assert ended.stdout.strip() == _PRINTED[page], ended.stderr
-    for line in _PRINTED[page].splitlines():
+    printed = printed_here(page)
+    assert ended.stdout.strip() == printed, ended.stderr
+    for line in printed.splitlines():
         assert f"`{line}`" in (FOUND / page).read_text(encoding="utf-8")
 
 

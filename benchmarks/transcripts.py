@@ -23,11 +23,12 @@ from pytest_torchcompile.loading import resolve
 from pytest_torchcompile.oracle import Tape, noisy_runs, record, reference
 from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.value_leaves import same_bits
 
 _PAIRS = 5
 
 
-def references_of(entry: dict[str, Any]) -> Any:
+def reference_of(entry: dict[str, Any]) -> Any:
     """The reference of a model's first call, without a draw."""
     torch.manual_seed(0)
     arguments = dict(entry["factory"])
@@ -75,10 +76,10 @@ def compared(runs: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, also where they are not numbers."""
+    """Whether two values are equal; NaN equals NaN."""
     if not isinstance(other, torch.Tensor):
         return bool(one == other)
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+    return same_bits(one, other)
 
 
 def main() -> None:
@@ -97,7 +98,7 @@ def main() -> None:
         if args.models and name not in args.models:
             continue
         try:
-            print(f"{name:22}{compared(references_of(entry))}", flush=True)
+            print(f"{name:22}{compared(reference_of(entry))}", flush=True)
         except Exception as error:
             print(f"{name:22}{type(error).__name__}: {str(error)[:90]}", flush=True)
 

@@ -18,7 +18,7 @@ import torch
 from pytest_torchcompile.oracle.operator_rounding import PRODUCTS, Operator, count_terms, unit_of
 from pytest_torchcompile.state.value_leaves import is_plain
 
-__all__ = ["adds_whole_numbers", "picks_one"]
+__all__ = ["adds_whole_numbers", "has_fractions", "picks_one"]
 
 _EXTREMES: Final = frozenset({"amax", "amin", "max", "min"})
 _REDUCING_SCATTERS: Final = frozenset({"index_reduce", "scatter_reduce", "segment_reduce"})
@@ -49,7 +49,7 @@ def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str
         return False
     given = [*args, *kwargs.values()]
     factors = [abs(float(each)) for each in given if isinstance(each, (int, float))]
-    tensors = [each for each in given if _has_fractions(each)]
+    tensors = [each for each in given if has_fractions(each)]
     if not all(factor.is_integer() for factor in factors):
         return False
     if not all(_is_whole(tensor) for tensor in (result, *tensors)):
@@ -59,7 +59,7 @@ def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str
     return largest * _count_terms(about, args) * unit_of(result.dtype) <= 1
 
 
-def _has_fractions(value: Any) -> bool:
+def has_fractions(value: Any) -> bool:
     """Whether it is a tensor whose dtype holds more than whole numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 

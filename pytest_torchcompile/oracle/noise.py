@@ -25,7 +25,7 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_dtype,
     wide_version,
 )
-from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
+from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, as_sequence, key_of, written_tensors
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.transcript import Transcript
@@ -198,11 +198,9 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rounded = tensor.clone()
             self._round_tensor(rounded, call.written)
             tensor.copy_(rounded.where(tensor != old, tensor))
-        for position, name in about.writes.items():
-            # in out= variants the written argument is a keyword
-            written = args[position] if position < len(args) else kwargs.get(name)
+        for written in written_tensors(about, args, kwargs):
             self._round_all(written, call.written)
-        for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
+        for result, fresh in zip(as_sequence(out), about.fresh, strict=False):
             if fresh:
                 self._round_all(result, call.fresh)
         if about.name in APPROXIMATED and self._can_round(out):
@@ -251,10 +249,9 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own
 
     def _can_round(self, value: Any) -> bool:
-        if not isinstance(value, torch.Tensor) or value.dtype not in self._wides or not value.numel():
+        if not isinstance(value, torch.Tensor) or value.is_meta:
             return False
-        # Forward derivatives have zeros without memory (``Tensor._is_zerotensor``, torch 2.8 to 2.15).
-        return not value.is_meta and not value._is_zerotensor()
+        return value.dtype in self._wides and value.numel() > 0
 
     def _narrow_places(self, args: tuple[Any, ...]) -> tuple[int, ...]:
         return tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and self._is_narrow(arg.dtype))
@@ -304,7 +301,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._dice.disturbed_copy(value, self.factor * unit) if self._can_round(value) else value
 
     def _round_all(self, value: Any, unit: float) -> None:
-        for tensor in _as_sequence(value):
+        for tensor in as_sequence(value):
             if self._can_round(tensor):
                 self._round_tensor(tensor, unit)
 
@@ -340,7 +337,3 @@ def _is_exact_size(tensor: torch.Tensor, unit: float) -> torch.Tensor:
     model raises.
     """
     return (tensor == tensor.round()) & (tensor.abs() * unit <= 1)
-
-
-def _as_sequence(value: Any) -> Any:
-    return value if isinstance(value, (tuple, list)) else (value,)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from pytest_torchcompile.oracle.dice import Dice
-from pytest_torchcompile.oracle.estimate import small_ones_to_cpu
+from pytest_torchcompile.oracle.estimate import as_real, small_ones_to_cpu
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.recording import Fault, Recording
 
@@ -85,14 +85,15 @@ class NoisyRuns:
         self._dice.begin_sequence(sequence)
         drawn = self._run(noise, rest, transcript)
         made = _Draw(sequence, noise, rest, drawn.values_by_name())
-        if drawn.error is None:
-            if self._made == self._before:
-                self._earlier = made.sampled()
-            if transcript is not None and earlier is not None:
-                transcript.end()
-                if not transcript.why and self._repeats(transcript, earlier, made):
-                    self.transcript, self._has_rest = transcript, rest
-        return made.values, drawn.error
+        if drawn.error is not None:
+            return made.values, drawn.error
+        if self._made == self._before:
+            self._earlier = made.sampled()
+        if transcript is not None and earlier is not None:
+            transcript.end()
+            if not transcript.why and self._repeats(transcript, earlier, made):
+                self.transcript, self._has_rest = transcript, rest
+        return made.values, None
 
     def _repeats(self, transcript: Transcript, earlier: _Draw, made: _Draw) -> bool:
         """Whether the transcript of a run gives the values of an earlier one, with the noise of that.
@@ -104,24 +105,30 @@ class NoisyRuns:
             again = self._run_again(transcript, earlier.noise, made.rest and earlier.rest)
         except Exception:  # what Python code makes of an error is not in it
             return False
-        again = small_ones_to_cpu(again)
-        before, other = small_ones_to_cpu(earlier.values), small_ones_to_cpu(made.values)
         # The earlier draw may have had a second pass, and this one none.
-        if not again.keys() <= before.keys() or (earlier.rest <= made.rest and again.keys() != before.keys()):
-            return False
+        names = earlier.values.keys()
+        if made.rest or not earlier.rest:
+            names_fit = again.keys() == names
+        else:
+            names_fit = again.keys() <= names
+        return names_fit and self._are_near(again, earlier.values, made.values)
+
+    def _are_near(self, again: dict[str, Any], earlier: dict[str, Any], made: dict[str, Any]) -> bool:
+        """Whether a run has the values of the earlier one, but for a part of what the other noise of ``made`` moves."""
+        again, earlier, made = map(small_ones_to_cpu, (again, earlier, made))
         measured = []
         for name, value in again.items():
-            expected, moved = before[name], other[name]
+            expected, other = earlier[name], made[name]
             if not isinstance(expected, torch.Tensor):
                 if value != expected:
                     return False
-            elif not isinstance(value, torch.Tensor) or value.shape != moved.shape:
+            elif not isinstance(value, torch.Tensor) or value.shape != other.shape:
                 return False
             elif value.numel():
-                value, expected, moved = _finite(_sample(value)), _finite(expected), _finite(_sample(moved))
+                value, expected, other = _finite(_sample(value)), _finite(expected), _finite(_sample(other))
                 if value.shape != expected.shape:
                     return False
-                measured += [(value - expected).abs().amax(), (moved - expected).abs().amax(), expected.abs().amax()]
+                measured += [(value - expected).abs().amax(), (other - expected).abs().amax(), expected.abs().amax()]
         numbers = read_numbers(*measured)
         own = _OWN * torch.finfo(self._wide).eps
         for distance, moved_by, largest in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
@@ -145,8 +152,7 @@ def _sample(value: Any) -> Any:
 
 def _finite(value: torch.Tensor) -> torch.Tensor:
     """Its numbers, with another one in the place of what is not finite."""
-    if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
+    value = as_real(value)
     if value.is_floating_point():
         return value.nan_to_num(nan=-1.0, posinf=-2.0, neginf=-3.0)
     return value.double()

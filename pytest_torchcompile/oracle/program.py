@@ -140,9 +140,9 @@ class Program:
             self.wide_copies.clear()
         return recording
 
-    def run_again(self, transcript: Transcript, mode: Wide, dtype: torch.dtype, rest: bool) -> dict[str, Any]:
+    def run_again(self, transcript: Transcript, mode: Wide, rest: bool) -> dict[str, Any]:
         """Run what :meth:`run_wide` ran, by its transcript. Returns the values by name; raises what operators raise."""
-        with warnings.catch_warnings(), eager_on_purpose(), _written_out(dtype):
+        with warnings.catch_warnings(), eager_on_purpose(), _written_out(mode.wide):
             warnings.simplefilter("ignore")
             return transcript.run(mode, rest)
 

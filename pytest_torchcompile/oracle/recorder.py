@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["record", "seed_everything"]
 
+
 def record(
     call: Callable[..., Any],
     module: torch.nn.Module | None,
@@ -115,6 +116,11 @@ class _Run:
     backward: bool = field(default=False, init=False)
     python_before: PythonState | None = field(default=None, init=False)
 
+    @property
+    def transcript(self) -> Transcript | None:
+        """What is told of the run, beside the recording."""
+        return self.mode.transcript if isinstance(self.mode, Wide) else None
+
     def record_call(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Recording:
         private = self.copied(batch)
         if not self.train:
@@ -127,8 +133,8 @@ class _Run:
         if isinstance(self.mode, Tape):
             self.mode.begin_run([parameter for _, parameter in watch.parameters])
         seed_everything(self.seed)
-        if isinstance(self.mode, Wide) and self.mode.transcript is not None:
-            self.mode.transcript.begin_pass(self.seed)
+        if self.transcript is not None:
+            self.transcript.begin_pass(self.seed)
         if type(self.spread) is Spread:
             self.python_before = python_state(module)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
@@ -148,8 +154,8 @@ class _Run:
         # Before the gradients are read, which takes them off their tensors.
         aliases = self.shared_memory(watch)
         mutated, buffers = watch.mutated(), watch.buffers_and_attributes()
-        if isinstance(self.mode, Wide) and self.mode.transcript is not None:
-            self._tell(self.mode.transcript, watch, mutated)
+        if self.transcript is not None:
+            self._tell(self.transcript, watch, mutated)
         gradients = watch.take_gradients() if self.backward else {}
         properties: dict[str, Item] = {}
         for table in (mutated, buffers, gradients):

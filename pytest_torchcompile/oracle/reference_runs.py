@@ -115,7 +115,7 @@ class _Runs(Reference):
         """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
         while self._kinds:
             self.kind = self._kinds.pop(0)
-            self._noisy_runs = self._without_draws(_WIDES[self.kind])
+            self._noisy_runs = self._new_noisy_runs(_WIDES[self.kind])
             exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
@@ -126,7 +126,7 @@ class _Runs(Reference):
                 break
         else:
             self.kind = "eager-draws"
-            self._noisy_runs = self._without_draws(torch.float64)
+            self._noisy_runs = self._new_noisy_runs(torch.float64)
             if self._draw_from_eager():
                 self._reasons.append("noise is what disturbed parameters and inputs make of eager itself")
             else:
@@ -136,7 +136,7 @@ class _Runs(Reference):
                     self._reasons.append(f"a second eager run: {self.twin().error}")
         self.why = "; ".join(self._reasons)
 
-    def _without_draws(self, wide: torch.dtype) -> NoisyRuns:
+    def _new_noisy_runs(self, wide: torch.dtype) -> NoisyRuns:
         devices = [tensor.device.type for tensor in self.program.tensors]
         device = max(devices, key=devices.count, default="cpu")
         return NoisyRuns(self._dice, device, wide, self._run_with, self._run_again)
@@ -297,8 +297,7 @@ class _Runs(Reference):
             return Recording(error=Fault.of(error, "widening"))
 
     def _run_again(self, transcript: Transcript, noise: float, rest: bool) -> dict[str, Any]:
-        wide = _WIDES[self.kind]
-        return self.program.run_again(transcript, self._mode(wide, noise), wide, rest)
+        return self.program.run_again(transcript, self._mode(noise), rest)
 
     def _run_disturbed(self, noise: float, rest: bool) -> Recording:
         """Eager with its parameters and inputs disturbed by a few roundings: less would be rounded away, and each
@@ -314,9 +313,9 @@ class _Runs(Reference):
         wide = _WIDES[self.kind]
         if self.kind == "float64-inputs":
             return self.program.run_wide(wide, None, self._disturbance(noise * self.unit), rest=rest)
-        return self.program.run_wide(wide, self._mode(wide, noise, transcript), rest=rest)
+        return self.program.run_wide(wide, self._mode(noise, transcript), rest=rest)
 
-    def _mode(self, wide: torch.dtype, noise: float, transcript: Transcript | None = None) -> Wide:
+    def _mode(self, noise: float, transcript: Transcript | None = None) -> Wide:
         unit, accumulator = self.unit, min(self.unit, FLOAT32_UNIT)
         if self.kind == "same-precision":
             # less than one unit in the last place can't be drawn in the same dtype
@@ -324,8 +323,8 @@ class _Runs(Reference):
         inputs = {}
         if noise:
             inputs = input_units(self.program.tensors, self.unit)
-        return Wide(wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=accumulator,
-                    inputs=inputs, by_operator=self._by_operator, transcript=transcript)
+        return Wide(_WIDES[self.kind], self.program.tape, dice=self._dice, factor=noise, unit=unit,
+                    accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, transcript=transcript)
 
     def _disturbance(self, unit: float) -> Callable[[torch.Tensor], None]:
         def disturb(tensor: torch.Tensor) -> None:

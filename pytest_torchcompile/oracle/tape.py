@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, has_fractions
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
 
-__all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
+__all__ = ["Key", "Replay", "Rounding", "Tape", "as_sequence", "key_of", "written_tensors"]
 
 Key: TypeAlias = "tuple[str, tuple[Any, ...]]"
 """An operator with the shapes of the tensors and the plain numbers that it is given."""
@@ -57,9 +57,19 @@ def _outline_of(argument: Any) -> Any:
     return None
 
 
-def _is_real(value: Any) -> bool:
-    """Whether it is a tensor of floating or complex numbers."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+def as_sequence(value: Any) -> Any:
+    """What an operator is given or returns in one place, as a sequence: most often it is one tensor."""
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def written_tensors(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a call declares to write to."""
+    for position, name in about.writes.items():
+        # In out= variants the written argument is a keyword.
+        written = args[position] if position < len(args) else kwargs.get(name)
+        for tensor in as_sequence(written):
+            if isinstance(tensor, torch.Tensor):
+                yield tensor
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -100,27 +110,24 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             from pytest_torchcompile.oracle.higher_order import run_higher_order
 
             return run_higher_order(self, func, args, kwargs or {})
-        out = run_theirs(func, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = run_theirs(func, *args, **kwargs)
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         about = operator_facts(func)
         key = key_of(about, args)
         self.operators.update(repr(key).encode("utf-8", "surrogatepass"))
-        for position, name in about.writes.items():
-            self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
+        for tensor in written_tensors(about, args, kwargs):
+            if is_plain(tensor):
+                self._written.add(tensor.untyped_storage().data_ptr())
         # What decides or counts keeps this one: its arguments were rounded where they were made, and are not again.
         rounding = self.roundings.setdefault(key, Rounding())
-        if _is_real(first):
-            self._note_rounding(rounding, about, args, kwargs or {}, first)
+        if has_fractions(first):
+            self._note_rounding(rounding, about, args, kwargs, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
-            name, drawn = _drawn_by(func._schema.name, args, kwargs or {}, out)
+            name, drawn = _drawn_by(func._schema.name, args, kwargs, out)
             if isinstance(drawn, torch.Tensor):
                 self.draws.append((name, drawn.detach().clone()))
         return out
-
-    def _note_written(self, value: Any) -> None:
-        for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(tensor, torch.Tensor) and is_plain(tensor):
-                self._written.add(tensor.untyped_storage().data_ptr())
 
     def begin_run(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take the parameters that the run may write to."""
@@ -146,7 +153,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         source: Any = None
         if about.copies is not None and about.copies < len(args):
             source = args[about.copies]
-        if _is_real(source):
+        if has_fractions(source):
             if unit > unit_of(source.dtype):
                 narrowed = {0: unit}
             else:

@@ -20,6 +20,8 @@ from typing import Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pytest_torchcompile.oracle.exact_calls import has_fractions
+from pytest_torchcompile.oracle.tape import as_sequence, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import Memory, OuterTensor, bytes_of, memory_of
 from pytest_torchcompile.oracle.transcript_steps import (
     CallStep,
@@ -29,9 +31,9 @@ from pytest_torchcompile.oracle.transcript_steps import (
     SeedStep,
     Step,
     ViewStep,
-    as_sequence,
     put_argument,
 )
+from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Transcript"]
 
@@ -98,7 +100,8 @@ class Transcript:
     def _noticed(self, name: str, look: Any) -> Any:
         def noticed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if not (self._looks_are_ours or self.ended or self.why):
-                self._note_look(name, tensor)
+                with self._refusing():
+                    self._note_look(name, tensor)
             return look(tensor, *args, **kwargs)
 
         return noticed
@@ -158,10 +161,19 @@ class Transcript:
         """Remember one of the pass' results: a tensor as it is now, or another value."""
         if self.why or self.ended:
             return
-        if isinstance(value, torch.Tensor):
-            value = Number(self._number_of(value))
-        if self._results:
-            self._results[-1][name] = value
+        with self._refusing():
+            if isinstance(value, torch.Tensor):
+                value = Number(self._number_of(value))
+            if self._results:
+                self._results[-1][name] = value
+
+    def note_kept(self, tensor: torch.Tensor) -> None:
+        """Refuse where the run has written to a tensor, and has left its numbers as they were: others may change."""
+        if self.why or self.ended:
+            return
+        memory = self._memories.get(memory_of(tensor)) if is_plain(tensor) else None
+        if memory is not None and memory.before is not None and memory.moved:
+            self.refuse("it writes to a tensor what is there already")
 
     def end(self) -> None:
         """The run is over: what follows is none of it."""
@@ -208,26 +220,20 @@ class Transcript:
                 step.lists.append((place, numbers))
 
     def _number_of(self, tensor: torch.Tensor) -> int:
+        """The number of an argument, or of a result; 0 where the run is refused."""
         known = self._known_number(tensor)
         if known is not None:
             return known
-        if not _is_simple(tensor):
-            self.refuse("it has other tensors than plain ones")
-        if self.why:
+        number = self._new_number(tensor, outer=True)
+        if number is None:
             return 0
-        reference = memory_of(tensor)
-        memory = self._memories.get(reference)
-        if memory is None:
-            memory = self._memories[reference] = Memory(len(self._places), outer=True, dtype=tensor.dtype)
-        number = self._new_number(memory)
+        memory, offset = self._places[number], int(tensor.storage_offset())
         if memory.outer:
             self._outer_numbers[id(tensor)] = number
-            offset = int(tensor.storage_offset())
             self._outer[number] = OuterTensor(tensor, memory, tensor.shape, tensor.stride(), offset)
         elif tensor.dtype != memory.dtype or tensor.is_conj() or tensor.is_neg():
             self.refuse("autograd has kept a view of another dtype")
         else:
-            offset = int(tensor.storage_offset())
             self._steps.append(ViewStep(number, memory.owner, tensor.shape, tensor.stride(), offset))
         return number
 
@@ -237,16 +243,9 @@ class Transcript:
         known = self._known_number(result)
         if known is not None:
             return known
-        if not _is_simple(result):
-            self.refuse("it has other tensors than plain ones")
-        if self.why:
-            return None
-        reference = memory_of(result)
-        memory = self._memories.get(reference)
-        if memory is None:
-            memory = self._memories[reference] = Memory(len(self._places), outer=False, dtype=result.dtype)
-        number = self._new_number(memory)
-        setattr(result, _NUMBER, (self._key, number, id(result)))
+        number = self._new_number(result, outer=False)
+        if number is not None:
+            setattr(result, _NUMBER, (self._key, number, id(result)))
         return number
 
     def _known_number(self, tensor: torch.Tensor) -> int | None:
@@ -255,17 +254,23 @@ class Transcript:
             return int(number)
         return self._outer_numbers.get(id(tensor))
 
-    def _new_number(self, memory: Memory) -> int:
-        self._places.append(memory)
-        return len(self._places) - 1
+    def _new_number(self, tensor: torch.Tensor, outer: bool) -> int | None:
+        """Give a tensor a number; ``outer``: memory that nobody has seen yet was there before the run."""
+        if not is_plain(tensor):
+            self.refuse("it has other tensors than plain ones")
+        if self.why:
+            return None
+        number, reference = len(self._places), memory_of(tensor)
+        if reference not in self._memories:
+            self._memories[reference] = Memory(number, outer, tensor.dtype)
+        self._places.append(self._memories[reference])
+        return number
 
     def _note_writes(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: bool) -> None:
-        about = call.about
-        written = [args[place] for place in about.running if place < len(args)]
-        for place, name in about.writes.items():
-            written.append(args[place] if place < len(args) else kwargs.get(name))
-        for tensor in chain.from_iterable(map(as_sequence, written)):
-            if not isinstance(tensor, torch.Tensor) or self.why:
+        running = [args[place] for place in call.about.running if place < len(args)]
+        for tensor in (*running, *written_tensors(call.about, args, kwargs)):
+            # A batch norm may have no running statistics.
+            if tensor is None or self.why:
                 continue
             reference = memory_of(tensor)
             self._blank.discard(reference)
@@ -275,7 +280,7 @@ class Transcript:
                 return
             if memory.outer and memory.before is None:
                 memory.before = bytes_of(tensor).clone()
-            memory.moved = memory.moved or moved or (call.is_noisy and _has_fractions(tensor))
+            memory.moved = memory.moved or moved or (call.is_noisy and has_fractions(tensor))
             if memory.moved and memory.shared:
                 self.refuse("numbers are written to an array of Python's")
 
@@ -297,20 +302,12 @@ class Transcript:
         for number, result in zip(step.results, results, strict=True):
             if number is None or self.why:
                 continue
-            if moved or (call.is_noisy and _has_fractions(result)):
+            if moved or (call.is_noisy and has_fractions(result)):
                 self._places[number].moved = True
             if call.about.name in _BLANK and result.numel():
                 self._blank.add(memory_of(result))
         if not self.why:
             self._steps.append(step)
-
-    def note_kept(self, tensor: torch.Tensor) -> None:
-        """Refuse where the run has written to a tensor, and has left its numbers as they were: others may change."""
-        if self.why or self.ended:
-            return
-        memory = self._memories.get(memory_of(tensor)) if _is_simple(tensor) else None
-        if memory is not None and memory.before is not None and memory.moved:
-            self.refuse("it writes to a tensor what is there already")
 
     # --------------------------------------------------------------------------------------------------- it runs again
 
@@ -324,24 +321,28 @@ class Transcript:
         fresh: dict[int, torch.Tensor] = {}
         for number, outer in self._outer.items():
             tensors[number] = outer.again(fresh)
-        first, second = self._steps[: self._second_pass], []
+        passes = [self._steps[: self._second_pass]]
         if rest and self._second_pass is not None:
-            second = self._steps[self._second_pass :]
+            passes.append(self._steps[self._second_pass :])
         results = {}
         with torch.no_grad():
-            for steps, told in zip((first, second), self._results, strict=False):
+            for number, steps in enumerate(passes):
                 for step in steps:
                     step.run(performer, tensors)
-                if steps:
-                    for name, value in told.items():
-                        results[name] = self._result(value, tensors)
+                    for done in step.done:
+                        tensors[done] = None
+                for name, value in self._results[number].items():
+                    results[name] = self._result(value, tensors)
         return results
 
     def _result(self, value: Any, tensors: list[Any]) -> Any:
         if type(value) is not Number:
             return value
-        # What the run writes to, it may write to in its second pass too.
-        return tensors[value.number].clone() if self._places[value.number].before is not None else tensors[value.number]
+        result = tensors[value.number]
+        if self._places[value.number].before is not None:
+            # The second pass may write to it too.
+            result = result.clone()
+        return result
 
 
 def _look_at_numbers(call: Any, args: tuple[Any, ...]) -> str:
@@ -357,14 +358,6 @@ def _look_at_numbers(call: Any, args: tuple[Any, ...]) -> str:
     if call.about.name == "index" and not any(map(_is_mask, args[1])):
         return ""
     return f"a shape depends on numbers ({call.about.name})"
-
-
-def _has_fractions(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _is_simple(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _is_mask(index: Any) -> bool:

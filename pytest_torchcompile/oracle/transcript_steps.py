@@ -8,9 +8,10 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from pytest_torchcompile.oracle.tape import as_sequence
 from pytest_torchcompile.state.torch_state import seed_everything
 
-__all__ = ["CallStep", "Number", "Performer", "SeedStep", "Step", "ViewStep", "as_sequence", "put_argument"]
+__all__ = ["CallStep", "Number", "Performer", "SeedStep", "Step", "ViewStep", "put_argument"]
 
 Place: TypeAlias = "int | str"
 """Of an argument: its position, or its name."""
@@ -59,8 +60,6 @@ class CallStep:
         for result_number, result in zip(self.results, as_sequence(out), strict=True):
             if result_number is not None:
                 tensors[result_number] = result
-        for number in self.done:
-            tensors[number] = None
 
     def numbers(self) -> Iterator[int]:
         """Of all tensors that it is given."""
@@ -92,8 +91,6 @@ class ViewStep:
     def run(self, performer: Performer, tensors: list[Any]) -> None:
         """Make the view."""
         tensors[self.number] = tensors[self.owner].as_strided(self.shape, self.strides, self.offset)
-        for number in self.done:
-            tensors[number] = None
 
     def numbers(self) -> Iterator[int]:
         """Of the tensor whose memory it is."""
@@ -133,8 +130,3 @@ def put_argument(args: list[Any], kwargs: dict[str, Any], place: Place, value: A
         args[place] = value
     else:
         kwargs[place] = value
-
-
-def as_sequence(value: Any) -> Any:
-    """What an operator returns, as a sequence."""
-    return value if isinstance(value, (tuple, list)) else (value,)

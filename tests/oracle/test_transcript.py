@@ -364,6 +364,20 @@ def test_other_tensors_may_be_looked_at_before_any_operator():
     assert transcript.why == "it has other tensors than plain ones"
 
 
+def _branches_in_a_derivative(hidden):
+    def branched(row):
+        return row.sum() if row.sum() > 0 else (row * 2).sum()
+
+    return torch.func.grad(branched)(hidden[0]).sum()
+
+
+def test_what_goes_wrong_in_a_look_is_no_error_of_the_program():
+    """A tensor of torch.func has no memory of its own to be told by."""
+    runs, transcript = reference_of(Looks(_branches_in_a_derivative), rows()), Transcript()
+    assert runs._run_with(1.0, transcript=transcript).error is None
+    assert transcript.why.startswith("NotImplementedError: ")
+
+
 def test_copies_made_while_it_runs_are_other_tensors():
     torch.manual_seed(1)
     runs = reference_of(Copies(), rows())
@@ -379,7 +393,12 @@ def in_a_thread(hidden):
         return pool.submit(lambda: hidden.detach().sin() * 2).result().sum()
 
 
-@pytest.mark.parametrize("unseen", [in_a_thread, lambda hidden: _by_ctypes(hidden)])
+def by_ctypes(hidden):
+    values = hidden.detach().contiguous()
+    return ctypes.c_double.from_address(values.untyped_storage().data_ptr()).value
+
+
+@pytest.mark.parametrize("unseen", [in_a_thread, by_ctypes])
 def test_what_no_operator_was_seen_to_do_shows_with_other_noise(unseen):
     """With its own noise a transcript would give again what it has taken for a constant."""
     torch.manual_seed(1)
@@ -387,19 +406,6 @@ def test_what_no_operator_was_seen_to_do_shows_with_other_noise(unseen):
     runs._run_with(1.0, transcript=transcript)
     assert not transcript.why
     assert make_transcript(runs) is None
-
-
-def _by_ctypes(hidden):
-    values = hidden.detach().contiguous()
-    return ctypes.c_double.from_address(values.untyped_storage().data_ptr()).value
-
-
-@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float32).min])
-def test_one_huge_value_hides_nothing(mask):
-    torch.manual_seed(1)
-    model = HiddenState()
-    model.register_buffer("mask", torch.full((4,), mask))
-    assert make_transcript(reference_of(model, rows())) is None
 
 
 class HiddenState(nn.Module):
@@ -414,6 +420,14 @@ class HiddenState(nn.Module):
     def forward(self, x):
         result = self.layer(x) * self.state
         return result + hidden_write(self.state)
+
+
+@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float32).min])
+def test_one_huge_value_hides_nothing(mask):
+    torch.manual_seed(1)
+    model = HiddenState()
+    model.register_buffer("mask", torch.full((4,), mask))
+    assert make_transcript(reference_of(model, rows())) is None
 
 
 def test_a_transcript_that_does_not_repeat_the_run_is_not_used():

@@ -6,14 +6,21 @@ their head ``pytestmark = pytest.mark.needs_torch``, and are not even imported t
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm_python
 from hypothesis import HealthCheck, settings
+from warm_python import WarmPython
 
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.plan.matrix import Matrix, load_matrix
+from pytest_torchcompile.system import can_fork
 
 # Hypothesis judges no test by its time: machines are busy.
 settings.register_profile("tests", deadline=None,
@@ -77,3 +84,37 @@ class Project:
 def project(tmp_path: Path) -> Project:
     """An empty project."""
     return Project(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def warm_torch() -> Iterator[WarmPython | None]:
+    """The interpreter that has imported torch, from which others are forked; None where nothing forks, or without torch."""
+    if not can_fork() or importlib.util.find_spec("torch") is None:
+        yield None
+        return
+    python = WarmPython(warm_python.TORCH)
+    yield python
+    python.close()
+
+
+@pytest.fixture
+def warm_spawn(warm_torch: WarmPython | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that ``multiprocessing`` spawns have imported torch already."""
+    if warm_torch is not None:
+        # Only systems that fork have what it starts them with.
+        from warm_spawn import warm_popen
+
+        monkeypatch.setattr("multiprocessing.popen_spawn_posix.Popen", warm_popen(warm_torch.address))
+
+
+@pytest.fixture(scope="session")
+def run_python(warm_torch: WarmPython | None) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python's command line in a process of its own that has imported torch; see :func:`warm_python.run_python`."""
+
+    def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        if warm_torch is None:
+            return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        return warm_python.run_python(warm_torch.address, command, **options)
+
+    return run

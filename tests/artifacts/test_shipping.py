@@ -23,7 +23,7 @@ from pytest_torchcompile.fuzz.drawn_call import call
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("warm_spawn")]
 
 HERE = Path(__file__).parent
 MAKER = "pytest_torchcompile.run.artifact_cell:make_artifact"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import contract_programs
 import pytest
@@ -18,7 +16,7 @@ from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import as_code, call
 from pytest_torchcompile.fuzz.search import Budget
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("warm_spawn")]
 
 DIMS = {"B": Dim(min=2, max=4)}
 BUDGET = Budget(examples=2, seconds=300)
@@ -29,7 +27,7 @@ def search(program, *names):
     return search_contract(ProgramSource(f"contract_programs:{program}", {}, names, {"B": 2}), DIMS, BUDGET)
 
 
-def test_eager_that_ends_its_process():
+def test_eager_that_ends_its_process(run_python):
     """Its side is named; the history and the module are made small, and the script ends in the same way."""
     came = search("ending", "thread", "memory_format")
     (finding,) = came.findings
@@ -40,7 +38,7 @@ def test_eager_that_ends_its_process():
     script = written_script(Shown("crash", contract_programs.ends, contract_programs.images, None,
                                   finding.failing.sequence, {"backend": "eager"}, without=finding.without))
     assert "pytest_torchcompile" not in script
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    ended = run_python("-c", script)
     assert ended.returncode == -signal.SIGSEGV, ended.stderr
     text = finding_text(finding_record(finding, [("rest.0", "Tanh"), ("norm", "GroupNorm")], script))
     assert text.message == ("crash: after [call(B=2, memory_format='channels_last 0')]: the eager side ended its "
@@ -74,10 +72,10 @@ def test_a_program_that_cannot_be_made():
         search("refusing", "thread")
 
 
-def test_a_script_without_a_fault_prints_nothing():
+def test_a_script_without_a_fault_prints_nothing(run_python):
     history = (call(B=2), call(B=3, strides="sliced 0", grad_mode="no_grad", thread="other"),
                call(B=2, training=False, frozen="first", second_copy="copy", autocast="bfloat16"))
     script = written_script(Shown("nothing", contract_programs.layers, contract_programs.images, None, history,
                                   {"backend": "eager"}))
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+    ended = run_python("-c", f"import warnings\nwarnings.simplefilter('ignore')\n{script}")
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,14 +12,18 @@ import pytest
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 
 
-def run_script(page: str) -> subprocess.CompletedProcess[str]:
-    """Run the script of a page in a process of its own."""
-    script = re.findall(r"```python\n(.*?)```", (FOUND / page).read_text(encoding="utf-8"), re.DOTALL)[0]
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+@pytest.fixture
+def run_script(run_python):
+    """Runs the script of a page in a process of its own."""
+    def run(page):
+        script = re.findall(r"```python\n(.*?)```", (FOUND / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+        return run_python("-c", script)
+
+    return run
 
 
 @pytest.mark.needs_torch
-def test_groupnorm_ends_the_process():
+def test_groupnorm_ends_the_process(run_script):
     if not version("torch").startswith(("2.12", "2.13")):
         pytest.skip("seen on torch 2.12 and 2.13")
     ended = run_script("groupnorm-channels-last-crash.md")
@@ -29,7 +31,7 @@ def test_groupnorm_ends_the_process():
 
 
 @pytest.mark.needs_torch
-def test_draws_of_the_forward_run_twice():
+def test_draws_of_the_forward_run_twice(run_script):
     if not version("torch").startswith("2.13"):
         pytest.skip("seen on torch 2.13")
     ended = run_script("fallback-random-drawn-twice.md")
@@ -37,14 +39,14 @@ def test_draws_of_the_forward_run_twice():
 
 
 @pytest.mark.needs_torch
-def test_gradients_of_attention():
+def test_gradients_of_attention(run_script):
     if not version("torch").startswith("2.13"):
         pytest.skip("seen on torch 2.13")
     assert run_script("core-aten-attention-gradients.md").stdout.split() == ["False"]
 
 
 @pytest.mark.needs_torch
-def test_dropout_behind_a_strided_convolution():
+def test_dropout_behind_a_strided_convolution(run_script):
     if not version("torch").startswith("2.13"):
         pytest.skip("seen on torch 2.13")
     ended = run_script("dropout-behind-strided-convolution.md")
@@ -94,7 +96,7 @@ def printed_here(page):
 
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("page", _PRINTED)
-def test_numbers_of_single_operators(page):
+def test_numbers_of_single_operators(run_script, page):
     """What the page says that its script prints, it prints."""
     if not version("torch").startswith("2.13"):
         pytest.skip("seen on torch 2.13")
@@ -106,7 +108,7 @@ def test_numbers_of_single_operators(page):
 
 
 @pytest.mark.needs_torch
-def test_a_margin_loss_of_nothing():
+def test_a_margin_loss_of_nothing(run_script):
     """What eager reads there may be anything; compiled code gives NaN."""
     if not version("torch").startswith("2.13"):
         pytest.skip("seen on torch 2.13")
@@ -114,7 +116,7 @@ def test_a_margin_loss_of_nothing():
 
 
 @pytest.mark.needs_torch
-def test_an_unfrozen_parameter():
+def test_an_unfrozen_parameter(run_script):
     """Torch 2.13 compiles anew, which the page says too."""
     known = {"2.11": "[False, False]", "2.13": "[False, True]"}
     expected = known.get(".".join(version("torch").split(".")[:2]))
@@ -136,7 +138,7 @@ _BY_VERSION = {
 
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("page", _BY_VERSION)
-def test_what_some_versions_have(page):
+def test_what_some_versions_have(run_script, page):
     """The page says what each version prints."""
     expected = _BY_VERSION[page].get(".".join(version("torch").split(".")[:2]))
     if expected is None:
@@ -152,7 +154,7 @@ def test_what_some_versions_have(page):
     ("interpolate-under-autocast.md", "torch.float32 torch.bfloat16"),
     ("interpolate-memory-order.md", "(2240, 1, 112, 4) (2240, 560, 28, 1)"),
 ])
-def test_interpolation_on_a_gpu(page, expected):
+def test_interpolation_on_a_gpu(run_script, page, expected):
     import torch
 
     assert f"`{expected}`" in (FOUND / page).read_text(encoding="utf-8")
@@ -164,7 +166,7 @@ def test_interpolation_on_a_gpu(page, expected):
 
 
 @pytest.mark.needs_torch
-def test_attention_of_an_empty_batch():
+def test_attention_of_an_empty_batch(run_script):
     import torch
 
     if not torch.cuda.is_available():

@@ -21,7 +21,7 @@ from pytest_torchcompile.fuzz.search import FailingSequence, SequenceProblem
 from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("warm_spawn")]
 needs_cxx = pytest.mark.skipif(cxx_compiler() is None, reason="no C++ compiler found; install g++ or clang")
 SECONDS = 3000.0
 

@@ -50,7 +50,8 @@ WITHOUT_EFFECT = frozenset({
     "PYTEST_CURRENT_TEST", "PYTEST_DEBUG_TEMPROOT", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER",
     "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "HOME", "USERPROFILE", "PWD", "OLDPWD", "COLUMNS", "LINES",
     "PYTORCH_NVML_BASED_CUDA_CHECK", "KINETO_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR", "CI", "TOX_ENV_DIR",
-    "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "TERM",
+    "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "TERM", "ARTIFACT_MODELS_SEEN",
+    "AOTI_RUNTIME_CHECK_INPUTS",
 })
 """Variables that nothing reads when it is imported, or that each process sets for itself before."""
 FOLDER = str(Path(__file__).parent)
@@ -62,7 +63,7 @@ with open(sys.argv[1], encoding="utf-8") as file:
     exec(compile(file.read(), "<warm python>", "exec"), {"__name__": "__main__", "__file__": sys.argv[1]})
 """
 """Runs this file without its name. Its frames lie below those of all forks, and torch reads the files of frames."""
-_MOST_FILES = 8
+_MOST_FILES = 16
 _WIDTH = 16
 """Bytes of a number in a message."""
 _FAR = 200
@@ -131,13 +132,14 @@ class ForkedPython:
 
 
 def start_python(address: str, args: Sequence[str], *, stdin: Any = None, stdout: Any = None, stderr: Any = None,
-                 pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None,
+                 pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None, cwd: Path | None = None,
                  start_new_session: bool = False) -> subprocess.Popen | ForkedPython:
     """``subprocess.Popen`` of Python's command line, forked where that makes no difference."""
     environment = dict(os.environ if env is None else env)
-    if not is_alike(address, args, environment):
+    folder = str(cwd or os.getcwd())
+    if not is_alike(address, args, environment, folder):
         return subprocess.Popen(args, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, env=env,
-                                start_new_session=start_new_session)
+                                cwd=cwd, start_new_session=start_new_session)
     with contextlib.ExitStack() as opened:
         null = opened.enter_context(open(os.devnull, "r+b"))
         streams = [null.fileno() if stream in (subprocess.DEVNULL, subprocess.PIPE, None) else stream.fileno()
@@ -145,11 +147,20 @@ def start_python(address: str, args: Sequence[str], *, stdin: Any = None, stdout
         channel = socket.socket(socket.AF_UNIX)
         channel.connect(address)
         socket.send_fds(channel, [b"."], [*streams, *pass_fds])
-        wanted = {"args": list(args), "environment": environment, "cwd": os.getcwd(), "fds": [0, 1, 2, *pass_fds],
+        wanted = {"args": list(args), "environment": environment, "cwd": folder, "fds": [0, 1, 2, *pass_fds],
                   "session": start_new_session}
         channel.sendall(json.dumps(wanted).encode())
         channel.shutdown(socket.SHUT_WR)
         return ForkedPython(args, channel, int(_read_number(channel)))
+
+
+def run_python(address: str, args: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run`` of Python's command line, with its output as text; ``options`` are those of the above."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = start_python(address, args, stdout=stdout, stderr=stderr, **options)
+        returncode = process.wait()
+        printed = [stream.seek(0) or stream.read() for stream in (stdout, stderr)]
+    return subprocess.CompletedProcess(args, returncode, *printed)
 
 
 def _number_text(number: int) -> bytes:
@@ -161,13 +172,13 @@ def _read_number(channel: socket.socket) -> bytes:
     return channel.recv(_WIDTH, socket.MSG_WAITALL)
 
 
-def is_alike(address: str, args: Sequence[str], environment: Mapping[str, str]) -> bool:
+def is_alike(address: str, args: Sequence[str], environment: Mapping[str, str], cwd: str) -> bool:
     """Whether the imports would do here what they did in the warm interpreter: same program, variables, path."""
     theirs = json.loads(Path(f"{address}.environment").read_text())
     if args[0] != sys.executable or args[1][:2] not in ("-m", "-c"):
         return False
     # pytester adds the folder that the run is in. What lies elsewhere may be another torch.
-    if not {*_searched(environment)} <= {os.getcwd(), FOLDER, *_searched(theirs)}:
+    if not {*_searched(environment)} <= {cwd, FOLDER, *_searched(theirs)}:
         return False
     different = {name for name, value in environment.items() if theirs.get(name) != value}
     different |= theirs.keys() - environment.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,8 +15,6 @@ import pytest
 import warm_python
 import yaml  # noqa: F401 -- its C part can't be loaded twice, and an in-process run forgets modules that it loaded
 from warm_python import ForkedPython, WarmPython
-
-from pytest_torchcompile.system import can_fork
 
 MODELS = """
 import os, signal, time
@@ -106,17 +103,15 @@ def _start_pytest(address: str, torch: str, args: tuple[str, ...], stdout: IO[st
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[dict[str, str]]:
+def warm(warm_torch: WarmPython | None) -> Iterator[dict[str, str]]:
     """Addresses of the interpreters from which inner runs are forked; none where nothing forks, or without torch."""
-    if not can_fork() or importlib.util.find_spec("torch") is None:
+    if warm_torch is None:
         yield {}
         return
-    torch = WarmPython(warm_python.TORCH)
-    both = WarmPython(warm_python.PYTEST, torch)
+    both = WarmPython(warm_python.PYTEST, warm_torch)
     alone = WarmPython(warm_python.PYTEST)
-    yield {"torch": torch.address, "both": both.address, "pytest": alone.address}
-    # A fork before that of which it is one.
-    for python in (alone, both, torch):
+    yield {"torch": warm_torch.address, "both": both.address, "pytest": alone.address}
+    for python in (alone, both):
         python.close()
 
 

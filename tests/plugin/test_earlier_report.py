@@ -248,12 +248,12 @@ def test_an_untracked_file_is_a_source_too(repo, capsys):
 
 
 @pytest.mark.parametrize("where", ["ignored", "outside", "fixture"])
-def test_sources_that_git_does_not_know(repo, capsys, monkeypatch, where):
+def test_sources_that_git_does_not_know(repo, capsys, where):
     """Verdicts are kept as those of the same sources only while what the run imported is as it was."""
     repo.matrix(MATRIX)
     other = repo.path.parent / f"{repo.path.name}-other"
     other.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(other))
+    repo.file("pyproject.toml", f"[tool.pytest.ini_options]\npythonpath = {[str(other)]}\n")
     repo.file(".gitignore", "net_size.py\n")
     size = (other if where == "outside" else repo.path) / "net_size.py"
     size.write_text("SIZE = 6\n")

@@ -88,7 +88,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture(scope="session")
 def warm_torch() -> Iterator[WarmPython | None]:
-    """The interpreter that has imported torch, from which others are forked; None where nothing forks, or without torch."""
+    """The interpreter that has imported torch; None where nothing forks, or without torch."""
     if not can_fork() or importlib.util.find_spec("torch") is None:
         yield None
         return
@@ -109,7 +109,7 @@ def warm_spawn(warm_torch: WarmPython | None, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def run_python(warm_torch: WarmPython | None) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python's command line in a process of its own that has imported torch; see :func:`warm_python.run_python`."""
+    """Runs a command line of Python in a process that has imported torch, as ``subprocess.run``."""
 
     def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]

@@ -267,7 +267,7 @@ def test_every_layer_runs(tmp_path):
 
 
 @pytest.mark.needs_torch
-def test_a_hunt(tmp_path, monkeypatch, capsys):
+def test_a_hunt(tmp_path, monkeypatch, capsys, warm_spawn):
     """A planted backend is found and told once; the next run goes on behind it."""
     monkeypatch.setattr(hunt, "NAMES", ("strides",))
     monkeypatch.setattr(hunt, "LAYERS", LAYERS[:1])

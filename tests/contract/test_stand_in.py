@@ -18,7 +18,7 @@ from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.fuzz.search import Budget
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [pytest.mark.needs_torch, pytest.mark.usefixtures("warm_spawn")]
 
 
 def test_a_stand_in_is_a_text():

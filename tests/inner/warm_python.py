@@ -54,8 +54,6 @@ WITHOUT_EFFECT = frozenset({
     "AOTI_RUNTIME_CHECK_INPUTS", "MY_SIZE", "GITHUB_NAMED", "GITHUB_RUN_ID",
 })
 """Variables that nothing reads when it is imported, or that each process sets for itself before."""
-SETTINGS = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": ("torch._inductor.config", "force_disable_caches")}
-"""Variables that are switches of torch's, which it reads when it is imported: switched on again in the fork."""
 FOLDER = str(Path(__file__).parent)
 _COMMAND = """
 import sys
@@ -184,7 +182,7 @@ def is_alike(address: str, args: Sequence[str], environment: Mapping[str, str], 
         return False
     different = {name for name, value in environment.items() if theirs.get(name) != value}
     different |= theirs.keys() - environment.keys()
-    return different <= WITHOUT_EFFECT | SETTINGS.keys()
+    return different <= WITHOUT_EFFECT
 
 
 def _searched(environment: Mapping[str, str]) -> list[str]:
@@ -256,9 +254,6 @@ def _become(args: Sequence[str], environment: Mapping[str, str], cwd: str, fds: 
         os.close(fd)
     os.environ.clear()
     os.environ.update(environment)
-    for variable, (module, switch) in SETTINGS.items():
-        if environment.get(variable) == "1" and module in sys.modules:
-            setattr(sys.modules[module], switch, True)
     os.chdir(cwd)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     option, rest = args[1][:2], list(args[1:])

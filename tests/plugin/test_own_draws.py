@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 pytestmark = pytest.mark.needs_torch
@@ -37,9 +39,13 @@ def fail_beyond(rows):
     planted.planted = True
     joint_graph.replace_random_passes = planted
 
+class OfOneTest(Drops):
+    def forward(self, x):
+        return super().forward(x) * NUMBER
+
 def broken():
     fail_beyond(16)
-    return Drops()
+    return OfOneTest()
 """
 MATRIX = """
 version: 1
@@ -53,18 +59,21 @@ checks: [compiles, equivalence, gradients]
 SAYS = "with Inductor's own random numbers, as in production, the compiled run raised"
 
 
+def models_of_this_test():
+    """A number of its own: what another test has compiled would be taken from the cache, without the planted pass."""
+    return MODELS.replace("NUMBER", f"{1 + random.random()}")
+
+
 def compiled_section(repo, model, backend="inductor"):
-    repo.models(MODELS)
+    repo.models(models_of_this_test())
     repo.matrix(MATRIX.replace("MODEL", model).replace("BACKEND", backend))
     result = repo.run()
     (cell,) = repo.block()["cells"]
     return result, cell, cell["observation"]["sections"]["compiles"]
 
 
-def test_code_that_only_production_compiles_is_tried(repo, monkeypatch):
+def test_code_that_only_production_compiles_is_tried(repo):
     """All numbers are right under `fallback_random`, and `torch.compile` alone raises: at any size."""
-    # What another test has compiled of the model would be taken without the planted pass.
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     result, cell, _ = compiled_section(repo, "broken")
     result.assert_outcomes(passed=2, failed=1)
     (problem,) = cell["checks"]["compiles"]["problems"]
@@ -95,10 +104,9 @@ def test_where_inductor_draws_nothing_nothing_is_tried(repo, model, backend):
     assert "own draws" not in cell["observation"]["seconds"]
 
 
-def test_production_code_is_what_is_timed(repo, monkeypatch):
+def test_production_code_is_what_is_timed(repo):
     """Under `fallback_random` dropout is a call of eager's generator; production has it in its own kernel."""
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    repo.models(MODELS)
+    repo.models(models_of_this_test())
     repo.matrix(MATRIX.replace("MODEL", "Drops").replace("BACKEND", "inductor, aot_eager")
                 .replace("gradients", "gradients, worth"))
     repo.run()
@@ -111,9 +119,8 @@ def test_production_code_is_what_is_timed(repo, monkeypatch):
     assert all(cell["checks"]["gradients"]["verdict"] == "pass" for cell in repo.block()["cells"])
 
 
-def test_what_raises_in_production_alone_is_not_timed(repo, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    repo.models(MODELS)
+def test_what_raises_in_production_alone_is_not_timed(repo):
+    repo.models(models_of_this_test())
     repo.matrix(MATRIX.replace("MODEL", "broken").replace("BACKEND", "inductor").replace("gradients", "worth"))
     repo.run()
     (cell,) = repo.block()["cells"]

@@ -6,9 +6,10 @@ import warnings
 
 import pytest
 import torch
+import torch._functorch.config
+import torch._inductor.config
 import torch.utils.checkpoint
 from torch import nn
-from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 from pytest_torchcompile import CompileConfig, compare
@@ -46,8 +47,9 @@ def batches():
 
 @pytest.fixture
 def anew():
-    """Nothing is taken from torch's caches: what is planted in a pass has no part in their keys."""
-    with fresh_cache():
+    """No graph is taken from torch's caches: what is planted in a pass has no part in their keys."""
+    with (torch._inductor.config.patch(fx_graph_cache=False),
+          torch._functorch.config.patch(enable_autograd_cache=False)):
         yield
 
 

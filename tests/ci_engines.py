@@ -25,7 +25,8 @@ import yaml
 FILES = Path(__file__).parents[1] / "docs" / "ci"
 COMMANDS = {"python": "", "python3": "", "pip": "-m pip", "pytest": "-m pytest",
             "pytest-torchcompile": "-m pytest_torchcompile"}
-PASSED_ON = ("HOME", "OMP_NUM_THREADS", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+OF_PYTEST = ("PYTEST_", "GITHUB_", "BUILDKITE", "CI")
+"""How the variables begin that are of the run of these tests, and not of a job."""
 MODEL = """
 import torch
 
@@ -57,7 +58,10 @@ class Job:
 class Engine:
     """A place for jobs, artifacts and caches, around one repository."""
 
-    def __init__(self, place: Path, repository: Path, shards: int = 0) -> None:
+    def __init__(self, place: Path, repository: Path, shards: int = 0,
+                 variables: Mapping[str, str] | None = None) -> None:
+        """``variables`` have all jobs."""
+        self.variables = dict(variables or {})
         self.place, self.repository, self.shards = place, repository, shards
         self.artifacts = place / "artifacts"
         self.caches = place / "caches"
@@ -83,7 +87,7 @@ class Engine:
 
     def run(self, job: Job, name: str, command: str, variables: Mapping[str, str], shell: str = "-eo pipefail") -> int:
         """Run one command as the engine does, and keep what it printed."""
-        known = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
+        known = {key: value for key, value in os.environ.items() if not key.startswith(OF_PYTEST)} | self.variables
         # What the job's own commands have put in the PATH comes first, as in GitHub Actions.
         added = (job.folder / "added_path").read_text().split() if (job.folder / "added_path").exists() else []
         known["PATH"] = os.pathsep.join([*added, str(self.bin), "/usr/bin", "/bin"])

@@ -97,6 +97,19 @@ def warm_torch() -> Iterator[WarmPython | None]:
     python.close()
 
 
+@pytest.fixture(scope="session")
+def warm(warm_torch: WarmPython | None) -> Iterator[dict[str, str]]:
+    """Addresses of the interpreters from which inner runs are forked; none where nothing forks, or without torch."""
+    if warm_torch is None:
+        yield {}
+        return
+    both = WarmPython(warm_python.PYTEST, warm_torch)
+    alone = WarmPython(warm_python.PYTEST)
+    yield {"torch": warm_torch.address, "both": both.address, "pytest": alone.address}
+    for python in (alone, both):
+        python.close()
+
+
 @pytest.fixture
 def warm_spawn(warm_torch: WarmPython | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that ``multiprocessing`` spawns have imported torch already."""

@@ -77,5 +77,6 @@ def test_a_script_without_a_fault_prints_nothing(run_python):
                call(B=2, training=False, frozen="first", second_copy="copy", autocast="bfloat16"))
     script = written_script(Shown("nothing", contract_programs.layers, contract_programs.images, None, history,
                                   {"backend": "eager"}))
-    ended = run_python("-c", f"import warnings\nwarnings.simplefilter('ignore')\n{script}")
+    silent = "import warnings\nwarnings.simplefilter('ignore')\n"
+    ended = run_python("-c", f"{silent}exec(compile({script!r}, '<string>', 'exec'))")
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

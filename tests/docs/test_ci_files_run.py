@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import warm_python
 import yaml
 from ci_engines import ENGINES, FILES, MODEL, Engine, Job, filled, new_repository
 
@@ -24,14 +25,23 @@ def repository(tmp_path_factory):
     return new_repository(tmp_path_factory.mktemp("ci") / "clean", MODEL, "[eager, aot_eager]")
 
 
+@pytest.fixture
+def variables(warm):
+    """Of all jobs: their zygotes have imported torch already."""
+    if not warm:
+        return {}
+    known = warm_python.inner_environment(warm["torch"], warm_python.FOLDER)
+    return {name: known[name] for name in ("PYTHONPATH", "PYTEST_PLUGINS", warm_python.ADDRESS)}
+
+
 def failed(jobs: dict[str, Job]) -> list[str]:
     return [name for name, job in jobs.items() if job.failed]
 
 
 @pytest.mark.parametrize("name", ["github-shards.yml", "buildkite.yml", "kubernetes.yaml"])
-def test_a_repository_of_init_passes(name, repository, tmp_path):
+def test_a_repository_of_init_passes(name, repository, tmp_path, variables):
     """Each shard runs its cells, the gate takes all of them and passes, and the page is there."""
-    engine = Engine(tmp_path, repository, shards=2)
+    engine = Engine(tmp_path, repository, shards=2, variables=variables)
     jobs = ENGINES[name](engine, FILES / name)
     assert not failed(jobs), "\n".join(job.printed for job in jobs.values())
     shards = [job for key, job in jobs.items() if key.startswith("cells")]
@@ -42,9 +52,9 @@ def test_a_repository_of_init_passes(name, repository, tmp_path):
     assert list(engine.artifacts.rglob("gate.xml"))
 
 
-def test_the_workflow_that_init_writes(repository, tmp_path):
+def test_the_workflow_that_init_writes(repository, tmp_path, variables):
     """As it stands in the repository: two shards with pytest-xdist, the gate with the policy of init, and the page."""
-    engine = Engine(tmp_path, repository)
+    engine = Engine(tmp_path, repository, variables=variables)
     jobs = ENGINES["github-cpu.yml"](engine, repository / ".github/workflows/compile-matrix.yml")
     assert list(jobs) == ["cells 1", "cells 2", "gate"]
     assert not failed(jobs), "\n".join(job.printed for job in jobs.values())
@@ -53,10 +63,10 @@ def test_the_workflow_that_init_writes(repository, tmp_path):
     assert list(engine.caches.glob("compile-baseline-*"))
 
 
-def test_a_graph_break_fails_the_gate_alone(tmp_path):
+def test_a_graph_break_fails_the_gate_alone(tmp_path, variables):
     """Shards are green and the gate is red; its page is kept all the same, and no baseline is."""
     repository = new_repository(tmp_path / "broken", BROKEN, "[eager, aot_eager]")
-    engine = Engine(tmp_path, repository, shards=2)
+    engine = Engine(tmp_path, repository, shards=2, variables=variables)
     jobs = ENGINES["github-cpu.yml"](engine, FILES / "github-cpu.yml")
     assert failed(jobs) == ["gate"], "\n".join(job.printed for job in jobs.values())
     assert jobs["gate"].codes["gate"] == 1
@@ -65,12 +75,12 @@ def test_a_graph_break_fails_the_gate_alone(tmp_path):
     assert not list(engine.caches.glob("compile-baseline-*"))
 
 
-def test_without_a_gpu_that_workflow_stops_at_its_doctor(repository, tmp_path):
+def test_without_a_gpu_that_workflow_stops_at_its_doctor(repository, tmp_path, variables):
     """It says what this machine lacks, and nothing behind it runs."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: the workflow would run the whole matrix")
-    jobs = ENGINES["github-cpu.yml"](Engine(tmp_path, repository), FILES / "github-gpu.yml")
+    jobs = ENGINES["github-cpu.yml"](Engine(tmp_path, repository, variables=variables), FILES / "github-gpu.yml")
     codes = jobs["matrix"].codes
     assert codes["install"] == 0
     assert codes["what this machine can run"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from pytest_torchcompile.gate.policyfile import parse_policy
 from pytest_torchcompile.plan.matrix import load_matrix
@@ -30,10 +31,18 @@ def copied(name: str, folder: Path) -> Path:
     return Path(shutil.copytree(FOLDER / name, folder / name))
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in the example."""
-    return subprocess.run([sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *arguments], cwd=folder,
-                          text=True, capture_output=True, check=False)
+@pytest.fixture
+def run(warm):
+    """Runs pytest in an example."""
+
+    def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *arguments]
+        if not warm:
+            return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+        environment = warm_python.inner_environment(warm["torch"], folder)
+        return warm_python.run_python(warm["both"], command, cwd=folder, env=environment)
+
+    return run_pytest
 
 
 def test_every_example_is_tested_and_told():
@@ -54,7 +63,7 @@ def test_matrix_and_policy_are_read(name):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_example_runs(name, tmp_path):
+def test_example_runs(name, tmp_path, run):
     """Its test with fixtures, and a cell of inference that passes and has compiled something."""
     folder = copied(name, tmp_path)
     done = run(folder, "--compile-matrix", ".", "--compile-checks=compiles,equivalence",
@@ -67,7 +76,7 @@ def test_example_runs(name, tmp_path):
     assert " passed" in done.stdout
 
 
-def test_the_graph_pass_runs(tmp_path):
+def test_the_graph_pass_runs(tmp_path, run):
     """A right pass, and a wrong one."""
     done = run(copied("graph_pass", tmp_path))
     assert done.returncode == 0, done.stdout

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from pytest_torchcompile.gauges.generated_code import read_generated_code
@@ -176,14 +173,14 @@ for graph in read_generated_code(seen.texts).graphs:
 
 
 @pytest.mark.needs_torch
-def test_two_cold_compiles_have_the_same_keys(tmp_path, monkeypatch):
+def test_two_cold_compiles_have_the_same_keys(tmp_path, monkeypatch, run_python):
     """In two processes, with other caches and another name of a variable; static and dynamic, forward and backward."""
     printed = []
     for name in ("norm", "other"):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
-        script = tmp_path / f"{name}.py"
-        script.write_text(COMPILED.replace("NAME", name))
-        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        (tmp_path / f"with_{name}.py").write_text(COMPILED.replace("NAME", name))
+        ran = run_python("-m", f"with_{name}", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
         printed.append(ran.stdout.splitlines())
     assert printed[0] == printed[1]
     assert len(printed[0]) == 4

@@ -7,14 +7,13 @@ import json
 import os
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 import warm_python
 import yaml  # noqa: F401 -- its C part can't be loaded twice, and an in-process run forgets modules that it loaded
-from warm_python import ForkedPython, WarmPython
+from warm_python import ForkedPython
 
 MODELS = """
 import os, signal, time
@@ -95,24 +94,8 @@ class Repo:
 def _start_pytest(address: str, torch: str, args: tuple[str, ...], stdout: IO[str], stderr: IO[str],
                   stdin: object) -> subprocess.Popen | ForkedPython:
     """As ``pytester.popen`` does, with the run's folder in the path. Zygotes are forked from ``torch``."""
-    searched = [os.getcwd(), warm_python.FOLDER, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched)),
-                   "PYTEST_PLUGINS": warm_python.__name__, warm_python.ADDRESS: torch}
     return warm_python.start_python(address, args, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                                    env=environment)
-
-
-@pytest.fixture(scope="session")
-def warm(warm_torch: WarmPython | None) -> Iterator[dict[str, str]]:
-    """Addresses of the interpreters from which inner runs are forked; none where nothing forks, or without torch."""
-    if warm_torch is None:
-        yield {}
-        return
-    both = WarmPython(warm_python.PYTEST, warm_torch)
-    alone = WarmPython(warm_python.PYTEST)
-    yield {"torch": warm_torch.address, "both": both.address, "pytest": alone.address}
-    for python in (alone, both):
-        python.close()
+                                    env=warm_python.inner_environment(torch, os.getcwd()))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ their head ``pytestmark = pytest.mark.needs_torch``, and are not even imported t
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import subprocess
@@ -45,6 +46,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     addressed = [item.nodeid for item in items if ADDRESS.search(item.nodeid)]
     if addressed:
         raise pytest.UsageError(f"ids differ from process to process, name them: {', '.join(addressed)}")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what has been imported by now out of each later search for garbage: it stays until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Else libraries that look for leaks at the very end find what is frozen."""
+    gc.unfreeze()
 
 
 ZOO = """

@@ -52,6 +52,8 @@ WITHOUT_EFFECT = frozenset({
     "COLUMNS", "LINES", "PYTORCH_NVML_BASED_CUDA_CHECK", "KINETO_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR", "CI",
     "TOX_ENV_DIR", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "TERM", "ARTIFACT_MODELS_SEEN",
     "AOTI_RUNTIME_CHECK_INPUTS", "MY_SIZE",
+    # What Inductor sets in a process that loads a kernel, and a wrapper before there is a process group.
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TRITON_CACHE_DIR", "GLOO_SOCKET_IFNAME",
 })
 """Variables that nothing reads when it is imported, or that each process sets for itself before."""
 OF_AN_ENGINE = ("GITHUB_", "BUILDKITE_")

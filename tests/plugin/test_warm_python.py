@@ -10,6 +10,7 @@ import sys
 import pytest
 import warm_python
 
+from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.system import can_fork
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.skipif(not can_fork(), reason="nothing forks on this system")]
@@ -67,6 +68,16 @@ def test_its_end_is_told(start, end, returncode, text):
     assert process.returncode == returncode
     assert printed.endswith(text)
     assert bool(printed) == bool(text)
+
+
+@pytest.mark.skipif(cxx_compiler() is None, reason="no C++ compiler found; install g++ or clang")
+def test_a_compile_in_this_process_makes_no_difference(start):
+    """Inductor sets a variable; without a fork each of the tests behind it would import torch anew."""
+    torch = pytest.importorskip("torch")
+    torch.compile(lambda x: x.sin() + 1, backend="inductor")(torch.ones(3))
+    process, printed = start("-c", "import sys; print('torch' in sys.modules)")
+    assert isinstance(process, warm_python.ForkedPython)
+    assert printed == "True\n"
 
 
 @pytest.mark.parametrize("environment", [

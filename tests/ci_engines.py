@@ -25,7 +25,7 @@ import yaml
 FILES = Path(__file__).parents[1] / "docs" / "ci"
 COMMANDS = {"python": "", "python3": "", "pip": "-m pip", "pytest": "-m pytest",
             "pytest-torchcompile": "-m pytest_torchcompile"}
-OF_PYTEST = ("PYTEST_", "GITHUB_", "BUILDKITE", "CI")
+OF_THIS_RUN = ("PYTEST_", "GITHUB_", "BUILDKITE", "CI")
 """How the variables begin that are of the run of these tests, and not of a job."""
 MODEL = """
 import torch
@@ -87,7 +87,9 @@ class Engine:
 
     def run(self, job: Job, name: str, command: str, variables: Mapping[str, str], shell: str = "-eo pipefail") -> int:
         """Run one command as the engine does, and keep what it printed."""
-        known = {key: value for key, value in os.environ.items() if not key.startswith(OF_PYTEST)} | self.variables
+        # All others, for a zygote is forked only where it has the variables of the warm interpreter.
+        known = {key: value for key, value in os.environ.items() if not key.startswith(OF_THIS_RUN)}
+        known |= self.variables
         # What the job's own commands have put in the PATH comes first, as in GitHub Actions.
         added = (job.folder / "added_path").read_text().split() if (job.folder / "added_path").exists() else []
         known["PATH"] = os.pathsep.join([*added, str(self.bin), "/usr/bin", "/bin"])

@@ -137,9 +137,6 @@ def run_python(warm_torch: WarmPython | None) -> Callable[..., subprocess.Comple
     """Runs a command line of Python in a process that has imported torch, as ``subprocess.run``."""
 
     def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *arguments]
-        if warm_torch is None:
-            return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-        return warm_python.run_python(warm_torch.address, command, **options)
+        return warm_python.run_python(warm_torch and warm_torch.address, [sys.executable, *arguments], **options)
 
     return run

@@ -15,6 +15,7 @@ FOUND = Path(__file__).parents[2] / "docs" / "found"
 @pytest.fixture
 def run_script(run_python):
     """Runs the script of a page in a process of its own."""
+
     def run(page):
         script = re.findall(r"```python\n(.*?)```", (FOUND / page).read_text(encoding="utf-8"), re.DOTALL)[0]
         return run_python("-c", script)

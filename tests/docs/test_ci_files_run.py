@@ -28,10 +28,7 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def variables(warm):
     """Of all jobs: their zygotes have imported torch already."""
-    if not warm:
-        return {}
-    known = warm_python.inner_environment(warm["torch"], warm_python.FOLDER)
-    return {name: known[name] for name in ("PYTHONPATH", "PYTEST_PLUGINS", warm_python.ADDRESS)}
+    return warm_python.inner_variables(warm["torch"]) if warm else {}
 
 
 def failed(jobs: dict[str, Job]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -37,10 +38,10 @@ def run(warm):
 
     def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *arguments]
-        if not warm:
-            return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
-        environment = warm_python.inner_environment(warm["torch"], folder)
-        return warm_python.run_python(warm["both"], command, cwd=folder, env=environment)
+        environment = {**os.environ}
+        if warm:
+            environment |= warm_python.inner_variables(warm["torch"])
+        return warm_python.run_python(warm.get("both"), command, cwd=folder, env=environment)
 
     return run_pytest
 

@@ -56,7 +56,7 @@ WITHOUT_EFFECT = frozenset({
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TRITON_CACHE_DIR", "GLOO_SOCKET_IFNAME",
 })
 """Variables that nothing reads when it is imported, or that each process sets for itself before."""
-OF_AN_ENGINE = ("GITHUB_", "BUILDKITE_")
+OF_AN_ENGINE = ("GITHUB_", "BUILDKITE")
 """How the names of others begin that no import reads."""
 FOLDER = str(Path(__file__).parent)
 _COMMAND = """
@@ -135,13 +135,16 @@ class ForkedPython:
             os.kill(self.pid, number)
 
 
-def start_python(address: str, args: Sequence[str], *, stdin: Any = None, stdout: Any = None, stderr: Any = None,
+def start_python(address: str | None, args: Sequence[str], *, stdin: Any = None, stdout: Any = None, stderr: Any = None,
                  pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None, cwd: Path | None = None,
                  start_new_session: bool = False) -> subprocess.Popen | ForkedPython:
-    """``subprocess.Popen`` of Python's command line, forked where that makes no difference."""
+    """``subprocess.Popen`` of Python's command line, forked where that makes no difference.
+
+    ``address`` is None where there is no warm interpreter.
+    """
     environment = dict(os.environ if env is None else env)
     folder = str(cwd or os.getcwd())
-    if not is_alike(address, args, environment, folder):
+    if address is None or not is_alike(address, args, environment, folder):
         return subprocess.Popen(args, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, env=env,
                                 cwd=cwd, start_new_session=start_new_session)
     with contextlib.ExitStack() as opened:
@@ -158,20 +161,21 @@ def start_python(address: str, args: Sequence[str], *, stdin: Any = None, stdout
         return ForkedPython(args, channel, int(_read_number(channel)))
 
 
-def inner_environment(torch: str, cwd: str | Path) -> dict[str, str]:
-    """The variables of a pytest that runs in a folder, and whose zygotes are forked from the interpreter ``torch``."""
-    searched = [str(cwd), FOLDER, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched)), "PYTEST_PLUGINS": "warm_python",
-            ADDRESS: torch}
+def inner_variables(torch: str, *folders: str) -> dict[str, str]:
+    """Have a pytest fork its zygotes from the interpreter ``torch``; ``folders`` are looked through for modules."""
+    searched = [*folders, FOLDER, os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, searched)), "PYTEST_PLUGINS": "warm_python", ADDRESS: torch}
 
 
-def run_python(address: str, args: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+def run_python(address: str | None, args: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` of Python's command line, with its output as text; ``options`` are those of the above."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = start_python(address, args, stdout=stdout, stderr=stderr, **options)
         returncode = process.wait()
-        printed = [stream.seek(0) or stream.read() for stream in (stdout, stderr)]
-    return subprocess.CompletedProcess(args, returncode, *printed)
+        # The process has written to the same files, so their place is at the end.
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(args, returncode, stdout.read(), stderr.read())
 
 
 def _number_text(number: int) -> bytes:

@@ -19,17 +19,14 @@ def known_ledger(request):
     does that, and the ledger says so, but a known sequence must not depend on the test before it.
     """
     import torch
-    import torch._functorch.config
-    import torch._inductor.config
 
     from pytest_torchcompile.ledger import observe
+    from pytest_torchcompile.lowering.scheduler_notes import compile_anew
 
     @contextlib.contextmanager
     def known(compiles, recompiles, runs, **options):
         torch.compiler.reset()
-        no_graphs_of_others = (torch._inductor.config.patch(fx_graph_cache=False),
-                               torch._functorch.config.patch(enable_autograd_cache=False))
-        with no_graphs_of_others[0], no_graphs_of_others[1], observe() as seen, torch.random.fork_rng():
+        with compile_anew(), observe() as seen, torch.random.fork_rng():
             yield lambda f, **own: torch.compile(f, backend=request.param, **{**options, **own})
         torch.compiler.reset()
         told = [(c.kind, c.reason) for c in seen.compiles if c.kind != "backward"]

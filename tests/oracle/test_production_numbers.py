@@ -6,14 +6,13 @@ import warnings
 
 import pytest
 import torch
-import torch._functorch.config
-import torch._inductor.config
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional
 
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.layer.equivalence import ObjectTrial
+from pytest_torchcompile.lowering.scheduler_notes import compile_anew
 from pytest_torchcompile.oracle.inductor_numbers import Way
 from pytest_torchcompile.oracle.production_numbers import have_one_form, look_alike
 from pytest_torchcompile.oracle.recording import Item, Recording
@@ -48,8 +47,7 @@ def batches():
 @pytest.fixture
 def anew():
     """No graph is taken from torch's caches: what is planted in a pass has no part in their keys."""
-    with (torch._inductor.config.patch(fx_graph_cache=False),
-          torch._functorch.config.patch(enable_autograd_cache=False)):
+    with compile_anew():
         yield
 
 

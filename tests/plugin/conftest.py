@@ -95,7 +95,7 @@ def _start_pytest(address: str, torch: str, args: tuple[str, ...], stdout: IO[st
                   stdin: object) -> subprocess.Popen | ForkedPython:
     """As ``pytester.popen`` does, with the run's folder in the path. Zygotes are forked from ``torch``."""
     return warm_python.start_python(address, args, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                                    env=warm_python.inner_environment(torch, os.getcwd()))
+                                    env={**os.environ, **warm_python.inner_variables(torch, os.getcwd())})
 
 
 @pytest.fixture

@@ -169,18 +169,15 @@ def agrees(names, backend, dynamic=False, sizes=(3, 5)):
 
 
 def test_state_after_a_failed_attempt_is_bitwise_what_it_was(attempts):
-    """At compile, at run, in backward; in the first graph or a later one, which may be that of the second shape.
+    """At compile, at run, in backward; in the first graph or a later one, which may be that of the second shape."""
 
-    Each run draws other examples, and half a second goes into one: those of some runs are as many as anybody wants.
-    """
-
-    @settings(max_examples=80)
+    @settings(max_examples=200)
     @given(names=NAMES, fault=FAULTS, number=st.integers(1, 3), dynamic=st.sampled_from([False, False, False, None]))
     def check(names, fault, number, dynamic):
         agrees(names, fault(number), dynamic)
 
     check()
-    assert attempts("result").count("fallback_eager") > 40
+    assert attempts("result").count("fallback_eager") > 100
     assert set(attempts("phase")) == {"build", "call", "backward"}
 
 

@@ -52,6 +52,7 @@ def pytest_collection_finish() -> None:
     """Keep what has been imported by now out of each later search for garbage: it stays until the end."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*warm_python.COLLECT_AFTER)
 
 
 def pytest_unconfigure() -> None:

@@ -14,6 +14,8 @@ import warm_python
 import yaml
 from ci_engines import ENGINES, FILES, MODEL, Engine, Job, filled, new_repository
 
+from pytest_torchcompile.ranks.serving import WARM
+
 pytestmark = pytest.mark.needs_torch
 
 BROKEN = MODEL.replace("return self.outer", "torch._dynamo.graph_break()\n        return self.outer")
@@ -27,8 +29,9 @@ def repository(tmp_path_factory):
 
 @pytest.fixture
 def variables(warm):
-    """Of all jobs: their zygotes have imported torch already."""
-    return warm_python.inner_variables(warm["torch"]) if warm else {}
+    """Of all jobs: their zygotes have imported torch already, and compile nothing to get warm: no job has Inductor."""
+    imported = warm_python.inner_variables(warm["torch"]) if warm else {}
+    return {**imported, WARM: "0"}
 
 
 def failed(jobs: dict[str, Job]) -> list[str]:

@@ -88,10 +88,11 @@ def serve(rank: int, world: int, pipe: object, folder: str, device: str) -> None
     """What a rank's process does until it is ended."""
     stack = open(f"{folder}/rank{rank}.stack", "w")  # noqa: SIM115 - it is open for as long as the process lives
     faulthandler.enable(stack, all_threads=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache{rank}"
     import torch
     import torch.distributed as dist
 
+    # Graphs of its own, for names of process groups are in them; C++ kernels are built once for all ranks.
+    torch.compiler.config.cache_key_tag = f"{folder}/rank{rank}"
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)

@@ -63,32 +63,18 @@ def told_of(program, history):
     return None if problem is None else {"kind": problem.kind, "message": problem.message}
 
 
-@needs_cxx
-def test_a_wrong_lowering_is_named():
+def test_a_wrong_decomposition_is_named():
     """Planted: the line of the model, a script that needs torch alone."""
-    fault = next(each for each in WRONG_COMPILERS if each.name == "lowering of relu")
-    program = Program(fault.build_model, {"backend": "inductor"}, lambda sizes, seed: Batch.of(fault.make_batch()))
+    fault = next(each for each in WRONG_COMPILERS if each.name == "decomposition of silu")
+    program = Program(fault.build_model, {"backend": fault.backend}, lambda sizes, seed: Batch.of(fault.make_batch()))
     history = (call(B=2, training=False),)
     with fault.plant():
         told = told_of(program, history)
         assert told is not None
-        found = Culprit.from_dict(history_culprit(program, history, (), "inductor", told, SECONDS))
-    assert (found.subsystem, found.operator, found.left) == ("lowerings", "aten.relu.default", ("relu",))
+        found = Culprit.from_dict(history_culprit(program, history, (), fault.backend, told, SECONDS))
+    assert (found.subsystem, found.operator, found.left) == ("decomposition", "aten.silu.default", ("silu",))
     assert found.place.rpartition(":")[0].endswith("wrong_compiler.py")
     assert "pytest_torchcompile" not in found.script
-
-
-@needs_cxx
-def test_torchs_own_softshrink_is_named_with_the_inputs_of_the_last_call():
-    """A graph of two calls: only the second one's input has a NaN."""
-    program, history = program_of({"backend": "inductor"}), (call(B=2), call(B=2, special_values="nan 0"))
-    told = told_of(program, history)
-    if told is None:
-        pytest.skip("this torch has mended softshrink")
-    found = Culprit.from_dict(history_culprit(program, history, (), "inductor", told, SECONDS))
-    assert "softshrink" in found.operator + " ".join(found.left), found
-    assert "test_history_culprit.py:" in (found.place or found.places[0])
-    assert "nan" in found.script
 
 
 def test_torchs_own_group_norm_is_named():
@@ -118,10 +104,10 @@ def test_a_right_compiler_is_accused_of_nothing(surrounded):
 
 
 @needs_cxx
-def test_a_worker_tells_it_and_so_does_the_finding():
-    """The whole way of a search, after its history is small."""
+def test_a_worker_tells_torchs_own_softshrink_with_the_inputs_of_the_last_call():
+    """The whole way of a search, after its history is small: of two calls only the second one's input has a NaN."""
     source = ProgramSource(f"{__name__}:program_of", {"backend": "inductor"}, ("special_values",), {"B": 2})
-    history = (call(B=2, special_values="nan 0"),)
+    history = (call(B=2), call(B=2, special_values="nan 0"))
     with Worker(source) as worker:
         told = worker.run(history)
         if not told.kind:
@@ -129,6 +115,10 @@ def test_a_worker_tells_it_and_so_does_the_finding():
         culprit = worker.culprit(history, (), "inductor", told, SECONDS)
         again = worker.run(history)
     assert again == Told(told.kind, told.where, told.message, told.at, told.moved, again.counts)
+    found = Culprit.from_dict(culprit)
+    assert "softshrink" in found.operator + " ".join(found.left), found
+    assert "test_history_culprit.py:" in (found.place or found.places[0])
+    assert "nan" in found.script
     failing = FailingSequence(SequenceProblem(told.kind, told.message, told.at), history, history)
     record = finding_record(ContractFinding(told, failing, (), "inductor", culprit), (), "import torch\n")
     text = finding_text(record).evidence

@@ -61,7 +61,7 @@ WITHOUT_EFFECT = frozenset({
 OF_AN_ENGINE = ("GITHUB_", "BUILDKITE")
 """How the names of others begin that no import reads."""
 COLLECT_AFTER = (5000, 10, 10)
-"""Thresholds of ``gc.set_threshold`` for what compiles: with Python's own, the search for garbage takes 5 % of its time."""
+"""Thresholds of ``gc.set_threshold`` for what compiles: with Python's own, a twentieth of its time is garbage's."""
 FOLDER = str(Path(__file__).parent)
 _COMMAND = """
 import sys

@@ -109,6 +109,7 @@ def test_a_way_that_hangs_is_stopped(folder, capsys, monkeypatch):
                       "--timeout"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.needs_torch
 def test_each_way_is_tried_and_the_playbook_tells(folder, capsys):
     """With the backend eager, which compiles nothing but captures: as many compiles as a way needs."""

@@ -65,6 +65,7 @@ def test_a_warm_folder_compiles_nothing(shipped):
     assert section["calls"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("route", "built"), [("warm_folder", 0), ("cache_artifacts", 1)])
 def test_libraries_of_kernels(shipped, route, built):
     """A folder has them; torch's cache artifacts do not, so that the C++ compiler is called again for a hit."""
@@ -197,6 +198,7 @@ def test_a_dropped_guard(shipped):
     assert "guards on globals" in problem.hint
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm, which finds a function in a library, is not installed")
 def test_another_instruction_set(shipped, monkeypatch):
     """The library has an instruction that the processor does not know."""

@@ -46,6 +46,7 @@ def test_gradients_of_attention(run_script):
     assert run_script("core-aten-attention-gradients.md").stdout.split() == ["False"]
 
 
+@pytest.mark.slow
 @pytest.mark.needs_torch
 def test_dropout_behind_a_strided_convolution(run_script):
     if not version("torch").startswith("2.13"):

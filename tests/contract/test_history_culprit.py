@@ -103,6 +103,7 @@ def test_a_right_compiler_is_accused_of_nothing(surrounded):
     assert found.why_not.startswith("none of 1 graph(s) shows it by itself")
 
 
+@pytest.mark.slow
 @needs_cxx
 def test_a_worker_tells_torchs_own_softshrink_with_the_inputs_of_the_last_call():
     """The whole way of a search, after its history is small: of two calls only the second one's input has a NaN."""

@@ -42,6 +42,7 @@ def test_a_linear_fits_where_the_last_size_alone_changes():
     assert found == {"0": "0=Linear(6, 9)", "0.1": "0.1=Linear(9, 9)", "1": "1=Linear(9, 9)"}
 
 
+@pytest.mark.slow
 def test_a_part_that_changes_sizes_is_left_out_too():
     source = ProgramSource("contract_programs:wrong_widening", {}, ("strides",), {"B": 2})
     (finding,) = search_contract(source, {"B": Dim(min=2, max=4)}, Budget(examples=2, seconds=300)).findings

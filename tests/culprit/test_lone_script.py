@@ -94,6 +94,7 @@ def culprit_of(model, backend):
     return find_graphs_culprit(capture, backend, frozenset({NUMBERS}), 3000, {}, os.getcwd())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cxx_compiler() is None, reason="no C++ compiler found; install g++ or clang")
 def test_an_issue_has_what_the_script_showed_with_torch_alone(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(PLANT)

@@ -38,7 +38,10 @@ def failed(jobs: dict[str, Job]) -> list[str]:
     return [name for name, job in jobs.items() if job.failed]
 
 
-@pytest.mark.parametrize("name", ["github-shards.yml", "buildkite.yml", "kubernetes.yaml"])
+@pytest.mark.parametrize("name", [
+    "buildkite.yml", pytest.param("github-shards.yml", marks=pytest.mark.slow),
+    pytest.param("kubernetes.yaml", marks=pytest.mark.slow),
+])
 def test_a_repository_of_init_passes(name, repository, tmp_path, variables):
     """Each shard runs its cells, the gate takes all of them and passes, and the page is there."""
     engine = Engine(tmp_path, repository, shards=2, variables=variables)
@@ -63,6 +66,7 @@ def test_the_workflow_that_init_writes(repository, tmp_path, variables):
     assert list(engine.caches.glob("compile-baseline-*"))
 
 
+@pytest.mark.slow
 def test_a_graph_break_fails_the_gate_alone(tmp_path, variables):
     """Shards are green and the gate is red; its page is kept all the same, and no baseline is."""
     repository = new_repository(tmp_path / "broken", BROKEN, "[eager, aot_eager]")

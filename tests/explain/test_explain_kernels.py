@@ -119,6 +119,7 @@ def test_a_mean_in_two_kernels(images):
     assert not any("batch_norm" in operator.original for operator in reader.operators)
 
 
+@pytest.mark.slow
 def test_what_a_kernel_overwrites_itself_is_not_written():
     """A layer norm keeps its sum where its mean comes; the last one leaves its results, their mean and variance."""
     torch.manual_seed(0)

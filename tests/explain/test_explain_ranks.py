@@ -78,6 +78,7 @@ def test_a_wrapper_that_cannot_be_used_is_a_mistake_and_no_finding(tmp_path, mon
     assert not (tmp_path / ".compile-matrix").exists()
 
 
+@pytest.mark.slow
 def test_fake_ranks(matrix, tmp_path):
     """Collectives are told as what they are, and bounded by no peak of this machine."""
     cell = Cell(model="net", backend="inductor", wrapper="simple_fsdp+tp*fake4", dynamic="static")

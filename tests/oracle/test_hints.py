@@ -84,6 +84,7 @@ def test_a_hint_that_costs_much():
     assert int(match[1].replace(",", "")) > 10 * int(match[2]) + 100
 
 
+@pytest.mark.slow
 def test_a_hint_that_costs_too_much_to_be_tried():
     """Tracing is given up, and what was seen until then is told."""
     told = tried(Recurs(), torch.ones(2, 600, 4), RNN_HINT)

@@ -148,6 +148,7 @@ def wrong_islands(module):
 wrong_islands.brings_in = torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_pass_that_brings_in_a_dtype():
     """Judged in that dtype's noise from then on: right ones are silent, wrong ones told, and so is who keeps silent."""
     found = judged(["bf16_islands", another_order, sum_in_parts])

@@ -281,6 +281,7 @@ def test_a_dict_that_is_no_keywords(repo):
     assert set(repo.verdicts().values()) == {"pass"}
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_model_of_dicts(repo):
     """It gets the dict that the model returned, and the dict that the model was given: in every check."""
     repo.matrix("""

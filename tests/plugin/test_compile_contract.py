@@ -16,6 +16,7 @@ BROKEN = EXAMPLE.replace("        return self", """        if torch.compiler.is_
         return self""")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page(pytester):
     pytester.makepyfile(EXAMPLE)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

@@ -112,6 +112,7 @@ def test_flipped():
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_limits_are_judged_after_each_sequence(tests):
     """The marker's limits hold for every sequence, not only for the last."""
     result = tests("""

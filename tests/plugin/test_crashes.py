@@ -55,7 +55,7 @@ axes:
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_each_disaster_is_one_cells_verdict(repo, workers):
     """Crash, exit, kill, hang and exception each get a verdict with evidence; the cells around them pass."""
     repo.models(CHAOS)

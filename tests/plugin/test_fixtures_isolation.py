@@ -24,7 +24,7 @@ def test_one(recompile_counter, graph_breaks, n):
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_no_test_sees_another(repo, workers):
     """Each test compiles the same class from scratch and counts its own compiles only, also side by side."""
     repo.file("test_a.py", PAIR)

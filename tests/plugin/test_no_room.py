@@ -65,8 +65,9 @@ def green(repo):
     return repo
 
 
-@pytest.mark.parametrize(("most", "plugin"), [(200, ()), (2500, ("-p", "no:pytest_jsonreport"))],
-                         ids=["json-report", "alone"])
+@pytest.mark.parametrize(("most", "plugin"), [
+    pytest.param(200, (), marks=pytest.mark.slow), (2500, ("-p", "no:pytest_jsonreport")),
+], ids=["json-report", "alone"])
 def test_a_full_disk(green, most, plugin):
     """From the start, or in the middle of the journal; the old green report is judged by no gate."""
     done = run(green, *plugin, most=most)

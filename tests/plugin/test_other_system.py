@@ -38,6 +38,7 @@ checks: [compiles, equivalence]
 """
 
 
+@pytest.mark.slow
 def test_nothing_ends_in_an_internal_error(repo, tmp_path):
     """Fixtures and cells run, a crash is its cell's verdict, and gate and page take the report."""
     repo.models("""

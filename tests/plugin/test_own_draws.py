@@ -72,6 +72,7 @@ def compiled_section(repo, model, backend="inductor"):
     return result, cell, cell["observation"]["sections"]["compiles"]
 
 
+@pytest.mark.slow
 def test_code_that_only_production_compiles_is_tried(repo):
     """All numbers are right under `fallback_random`, and `torch.compile` alone raises: at any size."""
     result, cell, _ = compiled_section(repo, "broken")

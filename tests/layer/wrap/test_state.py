@@ -1,4 +1,4 @@
-"""200 random models, broken in different ways: whatever fails, the state is bitwise that of a run without compiler."""
+"""Random models, broken in different ways: whatever fails, the state is bitwise that of a run without compiler."""
 
 from __future__ import annotations
 
@@ -168,16 +168,17 @@ def agrees(names, backend, dynamic=False, sizes=(3, 5)):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_state_after_a_failed_attempt_is_bitwise_what_it_was(attempts):
+@pytest.mark.parametrize("models", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_state_after_a_failed_attempt_is_bitwise_what_it_was(attempts, models):
     """At compile, at run, in backward; in the first graph or a later one, which may be that of the second shape."""
 
-    @settings(max_examples=200)
+    @settings(max_examples=models)
     @given(names=NAMES, fault=FAULTS, number=st.integers(1, 3), dynamic=st.sampled_from([False, False, False, None]))
     def check(names, fault, number, dynamic):
         agrees(names, fault(number), dynamic)
 
     check()
-    assert attempts("result").count("fallback_eager") > 100
+    assert attempts("result").count("fallback_eager") > models / 2
     assert set(attempts("phase")) == {"build", "call", "backward"}
 
 

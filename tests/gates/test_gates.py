@@ -245,6 +245,7 @@ def test_a_backend_that_torch_does_not_know(capsys):
 # torch's own planted faults, in the real Inductor
 
 
+@pytest.mark.slow
 def test_torchs_own_faults_in_inductor():
     """What does not compile, raises or is wrong in Inductor's own kernels is refused, and falls back."""
     from pytest_torchcompile.gates.breaks import injected_breaks

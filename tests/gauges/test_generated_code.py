@@ -172,6 +172,7 @@ for graph in read_generated_code(seen.texts).graphs:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs_torch
 def test_two_cold_compiles_have_the_same_keys(tmp_path, monkeypatch, run_python):
     """In two processes, with other caches and another name of a variable; static and dynamic, forward and backward."""

@@ -215,7 +215,8 @@ def test_wrong_numbers_of_ours_accuse_nobody(monkeypatch, model):
 
 
 @pytest.mark.parametrize("options", [
-    {"emulate_precision_casts": True}, {"cpp_wrapper": True}, {"fallback_random": True},
+    {"emulate_precision_casts": True}, pytest.param({"cpp_wrapper": True}, marks=pytest.mark.slow),
+    {"fallback_random": True},
 ])
 def test_a_setting_with_which_code_draws_otherwise_is_known_before(options):
     config = CompileConfig(enabled=True, backend="inductor", options=options)
@@ -248,7 +249,9 @@ class Broken(Drops):
         return super().forward(torch.compiler.disable(functional.dropout)(x, 0.1))
 
 
-@pytest.mark.parametrize(("model", "tried"), [(Normal, False), (Asks, True), (Broken, True)])
+@pytest.mark.parametrize(("model", "tried"), [
+    (Normal, False), pytest.param(Asks, True, marks=pytest.mark.slow), (Broken, True),
+])
 def test_what_nobody_can_give_eager_is_compared_as_before(model, tried):
     trial = run_trial(model(), calls=batches()[:1], steps=1)
     assert trial.numbers is None
@@ -284,7 +287,9 @@ def first_output(output, batch):
     return output[0].square().mean()
 
 
-@pytest.mark.parametrize(("model", "loss"), [(Recomputes, None), (Unused, first_output)])
+@pytest.mark.parametrize(("model", "loss"), [
+    pytest.param(Recomputes, None, marks=pytest.mark.slow), (Unused, first_output),
+])
 def test_what_draws_in_an_uncommon_order_is_right(model, loss):
     found = compare(model(), batches()[:2], CONFIG, loss=loss, steps=2)
     if torch.__version__ < "2.12" and "was invalid, but is output" in str(found):

@@ -54,9 +54,7 @@ def test_a_right_pass_and_a_wrong_one():
         "pass 1 of 1 (test_whole_step_cell:larger_gradient) changed gradient of linear.weight (")
 
 
-@pytest.mark.parametrize("captures", [
-    pytest.param(("joint", "step"), marks=pytest.mark.slow), ("step", "joint"),
-])
+@pytest.mark.parametrize("captures", [("joint", "step"), ("step", "joint")])
 def test_a_step_and_its_model_have_references_of_their_own(captures):
     """In one process, which keeps float64 runs for later cells: a step was held against its model's, which has no such
     loss, and "eager does not repeat itself" was said of the last bit. A fault is still seen, and of the gradient alone.

@@ -56,6 +56,7 @@ def captured_graph(model, *inputs):
 # ------------------------------------------------------------------------------------------------------ the whole way
 
 
+@pytest.mark.slow
 @needs_cxx
 def test_a_wrong_lowering_is_named_with_its_line_and_a_script(tmp_path):
     fault = planted("lowering of relu")

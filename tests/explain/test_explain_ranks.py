@@ -118,6 +118,7 @@ def test_ranks_of_torchrun(matrix, tmp_path):
     assert "all_reduce" in (folder / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_told(tmp_path):
     """Also where rank 0 waits in a collective for that rank, and can't tell anything."""
     (tmp_path / "models.py").write_text(BROKEN_ON_RANK_1)

@@ -84,6 +84,7 @@ def test_compare_says_nothing_of_it():
     assert not found.notes
 
 
+@pytest.mark.slow
 def test_a_wrong_compiler_is_told_of_eagers_numbers():
     """It is wrong with both, and is told as it always was."""
     trial = run_trial(Drops(factor=1.01))

@@ -14,6 +14,9 @@ from pytest_torchcompile.faults.judged_case import run_case
 pytestmark = [pytest.mark.needs_torch,
               pytest.mark.filterwarnings("ignore")]  # torch warns about some of what is planted
 
+SLOW = {"untouched, check determinism", "pass in the order of a set", "Inductor, attention"}
+"""Each starts processes of its own, or Inductor for large kernels; other cases of the same checks are quick."""
+
 
 @pytest.fixture(autouse=True)
 def _quiet():
@@ -23,7 +26,9 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind or 'correct'}: {case.name}")
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=[pytest.mark.slow] if case.name in SLOW else []) for case in CASES
+], ids=lambda case: f"{case.kind or 'correct'}: {case.name}")
 def test_case(case):
     """A fault is caught as what it is and where it is, or proven to be less than rounding; what is correct is not
     reported, and differs from eager."""

@@ -48,6 +48,7 @@ def alone(repo, *names):
     return repo.run("-p", "no:cacheprovider", *(f".compile-matrix/repro/{name}" for name in names), option="")
 
 
+@pytest.mark.slow
 def test_a_file_that_fails_for_the_same_reason(repo):
     """For each wrapper: the text names the command, and the file finds what the cell found."""
     repo.models(MODELS)

@@ -14,8 +14,18 @@ from pytest_torchcompile.faults.judged_case import run_case
 pytestmark = [pytest.mark.needs_torch,
               pytest.mark.filterwarnings("ignore")]  # torch warns about some of what is planted
 
+FEW = 3
+"""So many of each kind and check, and of what is correct, run always; the others with the slow tests, and in the
+selftest."""
 SLOW = {"untouched, check determinism", "pass in the order of a set", "Inductor, attention"}
 """Each starts processes of its own, or Inductor for large kernels; other cases of the same checks are quick."""
+
+
+def is_slow(case):
+    """Whether the case is not among the first few quick ones of its kind and check."""
+    alike = [each.name for each in CASES if (each.kind, each.check) == (case.kind, case.check)]
+    quick = [name for name in alike if name not in SLOW]
+    return case.name not in quick[:FEW]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +37,7 @@ def _quiet():
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[pytest.mark.slow] if case.name in SLOW else []) for case in CASES
+    pytest.param(case, marks=[pytest.mark.slow] if is_slow(case) else []) for case in CASES
 ], ids=lambda case: f"{case.kind or 'correct'}: {case.name}")
 def test_case(case):
     """A fault is caught as what it is and where it is, or proven to be less than rounding; what is correct is not

@@ -143,6 +143,7 @@ def test_cases_are_selected_by_kind_or_name():
         selftest.selected_cases("strcture")
 
 
+@pytest.mark.slow
 def test_the_command(pytester, monkeypatch):
     """Runs no tests; the table, the exit code; a mistake is a usage error."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -299,6 +299,7 @@ def test_what_draws_in_an_uncommon_order_is_right(model, loss):
     assert found.ok, found
 
 
+@pytest.mark.slow
 def test_half_precision_has_the_same_masks():
     trial = run_trial(Drops().bfloat16(), calls=[batch.bfloat16() for batch in batches()], steps=2)
     assert trial.numbers is not None

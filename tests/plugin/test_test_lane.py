@@ -173,6 +173,7 @@ def test_beside_a_matrix(repo, capsys):
     assert "1 test: 1 pass; 1 ran compiled code" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_test_that_is_deselected_does_not_vanish(repo, capsys, workers):
     """It is kept as the run before found it; where no run has it, the gate tells that it was not run."""

@@ -29,6 +29,16 @@ def is_slow(case):
 
 
 @pytest.fixture(autouse=True)
+def _timed_guards(monkeypatch):
+    """One fault is slow guards: torch times them here, and not as in other tests (tests/conftest.py)."""
+    from torch._C._dynamo import guards
+
+    # Torch 2.8 times none.
+    if hasattr(guards, "profile_guard_manager"):
+        monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", guards.profile_guard_manager)
+
+
+@pytest.fixture(autouse=True)
 def _quiet():
     """Torch logs what it thinks of these faults, at length."""
     logging.disable(logging.WARNING)

@@ -145,6 +145,7 @@ def causes(section):
     return slow_causes({**section, "verdict": "no difference"})
 
 
+@pytest.mark.slow
 def test_each_planted_cause_is_named_and_the_healthy_has_none(repo):
     repo.models(PLANTED)
     repo.matrix(matrix())

@@ -21,6 +21,7 @@ from warm_python import WarmPython
 
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.plan.matrix import Matrix, load_matrix
+from pytest_torchcompile.ranks.serving import COLLECT_AFTER
 from pytest_torchcompile.system import can_fork
 
 # Hypothesis judges no test by its time: machines are busy.
@@ -56,14 +57,19 @@ def guards_untimed(*_: object) -> float:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what has been imported by now out of each later search for garbage: it stays until the end."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*warm_python.COLLECT_AFTER)
+    """Take out of the tests' time what torch and Python do beside them."""
+    search_less_for_garbage()
     if "torch" in sys.modules:
         from torch._dynamo import guards
 
         guards.profile_guard_manager = guards_untimed
+
+
+def search_less_for_garbage() -> None:
+    """Search as seldom as a rank does, and not through what has been imported by now: it stays until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def pytest_unconfigure() -> None:

@@ -22,12 +22,12 @@ from pytest_torchcompile.ranks.message_frames import Messages
 from pytest_torchcompile.run.offspring import adopt_orphans
 from pytest_torchcompile.system import resident_bytes
 
-__all__ = ["WARM", "execute_job", "serve", "serve_jobs", "set_environment"]
+__all__ = ["COLLECT_AFTER", "WARM", "execute_job", "serve", "serve_jobs", "set_environment"]
 
 WARM = "PYTEST_TORCHCOMPILE_WARM"
 """Set to 0 in the environment to have the zygote import only, without the warm-up compile."""
 
-_COLLECT_AFTER: Final = (5000, 10, 10)
+COLLECT_AFTER: Final = (5000, 10, 10)
 """When Python looks for garbage: thresholds of ``gc.set_threshold``. With its own, tracing a graph has it look through
 everything that torch keeps many times over, in a tenth of a second each; a rank's memory is the same with these."""
 
@@ -58,7 +58,7 @@ def serve_jobs(connection: Messages, folder: Path, listen: Callable[[BinaryIO], 
     it is asked to, and what ends it with the other side.
     """
     pid = os.getpid()
-    gc.set_threshold(*_COLLECT_AFTER)
+    gc.set_threshold(*COLLECT_AFTER)
     _redirect_streams(folder / f"{pid}.log")
     adopt_orphans()
     with (folder / f"{pid}.stacks").open("wb") as stacks:

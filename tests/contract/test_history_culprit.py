@@ -63,16 +63,20 @@ def told_of(program, history):
     return None if problem is None else {"kind": problem.kind, "message": problem.message}
 
 
-def test_a_wrong_decomposition_is_named():
+@pytest.mark.parametrize(("name", "subsystem", "operator"), [
+    ("decomposition of silu", "decomposition", "silu"),
+    pytest.param("lowering of relu", "lowerings", "relu", marks=[pytest.mark.slow, needs_cxx]),
+])
+def test_a_wrong_compiler_is_named(name, subsystem, operator):
     """Planted: the line of the model, a script that needs torch alone."""
-    fault = next(each for each in WRONG_COMPILERS if each.name == "decomposition of silu")
+    fault = next(each for each in WRONG_COMPILERS if each.name == name)
     program = Program(fault.build_model, {"backend": fault.backend}, lambda sizes, seed: Batch.of(fault.make_batch()))
     history = (call(B=2, training=False),)
     with fault.plant():
         told = told_of(program, history)
         assert told is not None
         found = Culprit.from_dict(history_culprit(program, history, (), fault.backend, told, SECONDS))
-    assert (found.subsystem, found.operator, found.left) == ("decomposition", "aten.silu.default", ("silu",))
+    assert (found.subsystem, found.operator, found.left) == (subsystem, f"aten.{operator}.default", (operator,))
     assert found.place.rpartition(":")[0].endswith("wrong_compiler.py")
     assert "pytest_torchcompile" not in found.script
 

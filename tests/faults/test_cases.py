@@ -21,11 +21,19 @@ SLOW = {"untouched, check determinism", "pass in the order of a set", "Inductor,
 """Each starts processes of its own, or Inductor for large kernels; other cases of the same checks are quick."""
 
 
-def is_slow(case):
-    """Whether the case is not among the first few quick ones of its kind and check."""
-    alike = [each.name for each in CASES if (each.kind, each.check) == (case.kind, case.check)]
-    quick = [name for name in alike if name not in SLOW]
-    return case.name not in quick[:FEW]
+def quick_names():
+    """Of each kind and check the first few that are not slow by themselves."""
+    counted = Counter()
+    names = set()
+    for case in CASES:
+        group = (case.kind, case.check)
+        if case.name not in SLOW and counted[group] < FEW:
+            counted[group] += 1
+            names.add(case.name)
+    return names
+
+
+QUICK = quick_names()
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +55,7 @@ def _quiet():
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[pytest.mark.slow] if is_slow(case) else []) for case in CASES
+    pytest.param(case, marks=[] if case.name in QUICK else [pytest.mark.slow]) for case in CASES
 ], ids=lambda case: f"{case.kind or 'correct'}: {case.name}")
 def test_case(case):
     """A fault is caught as what it is and where it is, or proven to be less than rounding; what is correct is not

@@ -60,8 +60,6 @@ WITHOUT_EFFECT = frozenset({
 """Variables that nothing reads when it is imported, or that each process sets for itself before."""
 OF_AN_ENGINE = ("GITHUB_", "BUILDKITE")
 """How the names of others begin that no import reads."""
-COLLECT_AFTER = (5000, 10, 10)
-"""Thresholds of ``gc.set_threshold`` for what compiles: with Python's own, a twentieth of its time is garbage's."""
 FOLDER = str(Path(__file__).parent)
 _COMMAND = """
 import sys
@@ -216,7 +214,6 @@ def _serve(address: str, modules: Sequence[str]) -> dict[str, Any]:
     for module in modules:
         importlib.import_module(module)
     gc.enable()
-    gc.set_threshold(*COLLECT_AFTER)
     # pytest would warn that it can't rewrite the assertions of plugins that are loaded; nobody reads these.
     for module in {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__"}:
         sys.modules[module].__doc__ = f"{sys.modules[module].__doc__}\nPYTEST_DONT_REWRITE"

@@ -55,10 +55,10 @@ def compared(runs: Any) -> str:
     if not hasattr(runs, "_noisy_runs"):
         return f"no draws: {runs.why}"
     transcript = Transcript()
-    runs._run_with(1.0, transcript=transcript)
+    runs._run_with(1.0, listener=transcript)
     for sequence in (0, 1):
         runs._noisy_runs.draw(sequence, 1.0, True)
-    if runs._noisy_runs.transcript is None:
+    if runs._noisy_runs.made_of is None:
         return f"runs itself: {transcript.why or 'its transcript does not repeat it'}"
     seconds: list[tuple[float, float]] = []
     for sequence in range(2, 2 + _PAIRS):
@@ -90,8 +90,8 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # In the second draw, not in the fifth.
-    noisy_runs._BEFORE["cpu"] = 1
+    # In the first draw, not in the fifth.
+    noisy_runs._BEFORE = 0
     with open(args.matrix) as file:
         models = yaml.safe_load(file)["models"]
     for name, entry in models.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["Dice"]
+__all__ = ["Dice", "FixedDice"]
 
 # Numbers in a pool: on a CPU as many as its cache holds.
 _POOLS = {"cpu": 1 << 17}
@@ -60,6 +60,10 @@ class Dice:
     def begin_sequence(self, number: int) -> None:
         """Begin the sequence of this number: it is the same one whenever it is begun."""
         self._offsets.seed(self._seed + _APART * number)
+
+    def next_seed(self) -> int:
+        """A seed that the sequence decides."""
+        return self._offsets.getrandbits(62)
 
     def disturb(self, tensor: torch.Tensor, unit: float) -> None:
         """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""
@@ -123,6 +127,28 @@ class Dice:
         if dtype.is_complex:
             return torch.view_as_complex(real)
         return real[:, 0].clone()
+
+
+class FixedDice(Dice):
+    """Dice with one pool of real numbers, which stays where it is in memory: a CUDA graph reads it again and again.
+
+    Offsets are the same in each launch, so what :meth:`fill` puts there makes the noise.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(0)
+        self._pool_read = torch.zeros(_POOLS.get(device.type, _POOL) + 1, dtype=dtype, device=device)
+        self._generator = torch.Generator(device=device)
+
+    def fill(self, seed: int, factor: float) -> None:
+        """Put uniform numbers there, in (-factor, factor): so many times the usual noise."""
+        self._pool_read.uniform_(-factor, factor, generator=self._generator.manual_seed(seed))
+
+    def _pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        if (device, dtype) != (self._pool_read.device, self._pool_read.dtype):
+            raise ValueError(f"noise is asked for in {dtype} on {device}, and there is only "
+                             f"{self._pool_read.dtype} on {self._pool_read.device}")
+        return self._pool_read
 
 
 def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -71,6 +71,9 @@ class Reference:
         """Draw more noise for some leaves, or for all; whether there was more to draw."""
         return False
 
+    def end_draws(self) -> None:
+        """No more are wanted for now."""
+
     def twin(self) -> Recording:
         """A second eager run from the same state and seed: what differs is not deterministic."""
         return self._recording

@@ -175,6 +175,7 @@ class LeafJudge:
                 leaves[places[name]] = leaf
                 self._states[name].is_waiting = False
             wanting = self._wanting([leaves[place] for place in places.values()], wanting)
+        self._reference().end_draws()
         for name in self._waiting_names():
             leaves[places[name]] = self._measure(self._states[name].values)
         asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]

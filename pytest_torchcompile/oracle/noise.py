@@ -28,6 +28,7 @@ from pytest_torchcompile.oracle.operator_rounding import (
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, as_sequence, key_of, written_tensors
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.draw_graph import DrawGraph
     from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["RoundedCall", "Wide"]
@@ -89,7 +90,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         accumulator: float = 0.0,
         inputs: dict[str, float] | None = None,
         by_operator: bool = True,
-        transcript: Transcript | None = None,
+        listener: Transcript | DrawGraph | None = None,
     ) -> None:
         """Take what the noise is to be.
 
@@ -102,11 +103,11 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             accumulator: The unit of sums inside of an operator.
             inputs: An operator's name to the unit to which its inputs are rounded first (TF32 products).
             by_operator: Whether the tape's units are taken.
-            transcript: Is told each call, so that the run can be made again from it.
+            listener: Is told each call, so that the run can be made again by it.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.wide, self.factor, self.unit, self.accumulator = wide, factor, unit, accumulator
-        self.transcript = transcript
+        self.listener = listener
         self._own = unit_of(wide)
         self._wides = (wide, wide.to_complex())
         self._replay = Replay(tape)
@@ -117,9 +118,9 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watching = ExitStack()
 
     def __enter__(self) -> Any:
-        """Have the transcript watch what is no operator, too."""
-        if self.transcript is not None:
-            self._watching.enter_context(self.transcript.watching())
+        """Have the listener watch what is no operator, too."""
+        if self.listener is not None:
+            self._watching.enter_context(self.listener.watching())
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *about_error: Any) -> None:
@@ -137,8 +138,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Here, for most programs have none.
             from pytest_torchcompile.oracle.higher_order import run_higher_order
 
-            if self.transcript is not None:
-                self.transcript.refuse(f"{func} is given functions")
+            if self.listener is not None:
+                self.listener.refuse(f"{func} is given functions")
             return run_higher_order(self, func, self._widened(args, self._narrow_places(args)), kwargs)
         asked = kwargs.get("dtype")
         if asked is not None and self._is_narrow(asked):
@@ -149,9 +150,9 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call.narrow = self._narrow_places(args)
         if self.factor:
             self._decide_noise(call, self._widened(args, call.narrow), asked)
-        if self.transcript is None:
+        if self.listener is None:
             return self.perform(call, args, kwargs)
-        return self.transcript.note(self, call, args, kwargs)
+        return self.listener.note(self, call, args, kwargs)
 
     def perform(self, call: RoundedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator as was decided."""

@@ -1,10 +1,11 @@
-"""Noisy runs of a program: a few run the program itself, further ones its operators alone, by a transcript."""
+"""Noisy runs of a program: a few run the program itself, further ones what was written down or recorded of one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,16 +16,15 @@ from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.recording import Fault, Recording
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.draw_graph import DrawGraph
     from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["NoisyRuns"]
 
-# Runs of the program itself before a transcript is made, which costs as much as one or two. On a CPU the operators take
-# half of the time of a run, on a GPU a tenth.
-_BEFORE: Final = {"cpu": 4}
-_BEFORE_ON_GPU: Final = 1
-# How far the values of two runs with the same noise may be apart, as a GPU may add up in another order: in parts of
-# what other noise changes, and in rounding units of a leaf's largest value.
+# Runs of the program itself before the one that a transcript is made of. To write it down costs half a run or more.
+_BEFORE: Final = 4
+# How far values may be from those of the exact run, as a GPU may add up in another order: in parts of what noise
+# changes, and in rounding units of a leaf's largest value.
 _SHARE: Final = 2.0**-8
 _OWN: Final = 2.0**4
 # Elements of a value that are kept from one draw to the next.
@@ -32,102 +32,139 @@ _SAMPLED: Final = 1 << 15
 
 
 @dataclass
-class _Draw:
-    """A run with noise, and its values by name."""
+class _Again:
+    """What runs a program again, made of one of its runs."""
 
-    sequence: int
-    noise: float
-    rest: bool
-    values: dict[str, Any]
-
-    def sampled(self) -> _Draw:
-        """What is kept of it: of a long value elements at even distances."""
-        return replace(self, values={name: _sample(value) for name, value in self.values.items()})
+    made_of: Transcript | DrawGraph
+    run: Callable[[int, float, bool], dict[str, Any]]
+    """With the noise of a sequence, so many times the usual one; the third argument as ``rest`` of ``record``."""
+    has_rest: bool
+    """Whether that run had the pass through outputs that the loss leaves out."""
+    noisy: dict[str, Any] | None = None
+    """Values of that run, until this is shown to repeat the exact run without noise."""
 
 
 class NoisyRuns:
     """Runs a program with noise, time after time."""
 
-    def __init__(self, dice: Dice, device: str, wide: torch.dtype,
-                 run: Callable[[float, bool, Transcript | None], Recording],
+    def __init__(self, dice: Dice, wide: torch.dtype, exact: Callable[[], dict[str, Any]],
+                 new_graph: Callable[[], DrawGraph | None],
+                 run: Callable[[float, bool, Transcript | DrawGraph | None], Recording],
                  run_again: Callable[[Transcript, float, bool], dict[str, Any]]) -> None:
         """Take a program.
 
         Args:
             dice: Where the noise comes from.
-            device: The type of the device that the program runs on.
             wide: The dtype that it runs in.
+            exact: Gives the values by name of a run without noise.
+            new_graph: Gives an empty graph; None where it can't be recorded.
             run: Runs it with so many times its usual noise; the second argument as ``rest`` of ``record``. The
-                transcript is told what runs.
+                transcript or graph is told what runs.
             run_again: Runs it so by a transcript; raises what operators raise.
         """
         self._dice, self._wide = dice, wide
-        self._run, self._run_again = run, run_again
-        self._before = _BEFORE.get(device, _BEFORE_ON_GPU)
+        self._exact, self._new_graph, self._run, self._run_again = exact, new_graph, run, run_again
         self._made = 0
-        self.transcript: Transcript | None = None
-        # Whether the transcript has the pass through outputs that the loss leaves out.
-        self._has_rest = False
-        # The draw before the one that makes a transcript.
-        self._earlier: _Draw | None = None
+        self._tries_graph = True
+        self.why_no_graph = ""
+        self._again: _Again | None = None
+
+    @property
+    def made_of(self) -> Transcript | DrawGraph | None:
+        """What further draws are made by; None: by the program itself."""
+        return None if self._again is None else self._again.made_of
 
     def draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
         """Run it with the noise of a sequence of the dice. Returns the values by name, and what it raised."""
-        self._made += 1
-        if self.transcript is not None and (self._has_rest or not rest):
-            self._dice.begin_sequence(sequence)
+        if self._again is not None and (self._again.has_rest or not rest):
             try:
-                return self._run_again(self.transcript, noise, rest), None
+                if self._is_proved(self._again):
+                    return self._again.run(sequence, noise, rest), None
             except Exception:  # the program itself may do otherwise, or raises something of its own
-                self.transcript = None
-        earlier, self._earlier = self._earlier, None
-        transcript = None if earlier is None else _new_transcript()
+                pass
+            self._again = None
+        if self._tries_graph:
+            values = self._record_graph(sequence, noise, rest)
+            if values is not None:
+                return values, None
+        transcript = None
+        if self._made == _BEFORE:
+            transcript = _new_transcript()
         self._dice.begin_sequence(sequence)
         drawn = self._run(noise, rest, transcript)
-        made = _Draw(sequence, noise, rest, drawn.values_by_name())
+        values = drawn.values_by_name()
         if drawn.error is not None:
-            return made.values, drawn.error
-        if self._made == self._before:
-            self._earlier = made.sampled()
-        if transcript is not None and earlier is not None:
+            return values, drawn.error
+        self._made += 1
+        if transcript is not None:
             transcript.end()
-            if not transcript.why and self._repeats(transcript, earlier, made):
-                self.transcript, self._has_rest = transcript, rest
-        return made.values, None
+            if not transcript.why:
+                self._again = _Again(transcript, partial(self._run_by, transcript), rest, _samples(values))
+        return values, None
 
-    def _repeats(self, transcript: Transcript, earlier: _Draw, made: _Draw) -> bool:
-        """Whether the transcript of a run gives the values of an earlier one, with the noise of that.
+    def _run_by(self, transcript: Transcript, sequence: int, noise: float, rest: bool) -> dict[str, Any]:
+        self._dice.begin_sequence(sequence)
+        return self._run_again(transcript, noise, rest)
+
+    def _record_graph(self, sequence: int, noise: float, rest: bool) -> dict[str, Any] | None:
+        """Record a run, and make a draw by it. Returns its values; None where that can't be done."""
+        self._tries_graph = False
+        graph = self._new_graph()
+        if graph is None:
+            return None
+        recorded = self._run(1.0, rest, graph)
+        if recorded.error is not None or graph.why:
+            self.why_no_graph = graph.why or str(recorded.error)
+            return None
+        try:
+            # Nobody has filled its dice yet, so that is without noise.
+            exact = _samples(recorded.values_by_name())
+            values = self._launch(graph, sequence, noise, rest)
+            if not self._are_near(exact, _samples(values)):
+                self.why_no_graph = "it does not repeat the exact run"
+                return None
+        except Exception as error:  # there is too little memory for it
+            self.why_no_graph = f"{type(error).__name__}: {error}"
+            return None
+        self._again = _Again(graph, partial(self._launch, graph), rest)
+        self._made += 1
+        return values
+
+    def _launch(self, graph: DrawGraph, sequence: int, noise: float, rest: bool) -> dict[str, Any]:
+        self._dice.begin_sequence(sequence)
+        return graph.launch(self._dice.next_seed(), noise, rest)
+
+    def _is_proved(self, again: _Again) -> bool:
+        """Whether what was made of a run with noise gives the values of the exact run, where it is run without.
 
         With its own noise it would give what it has taken for a constant, too.
         """
-        self._dice.begin_sequence(earlier.sequence)
-        try:
-            again = self._run_again(transcript, earlier.noise, made.rest and earlier.rest)
-        except Exception:  # what Python code makes of an error is not in it
-            return False
-        # The earlier draw may have had a second pass, and this one none.
-        names = earlier.values.keys()
-        if made.rest or not earlier.rest:
-            names_fit = again.keys() == names
-        else:
-            names_fit = again.keys() <= names
-        return names_fit and self._are_near(again, earlier.values, made.values)
+        if again.noisy is None:
+            return True
+        noisy, again.noisy = again.noisy, None
+        return self._are_near(again.run(0, 0.0, again.has_rest), noisy)
 
-    def _are_near(self, again: dict[str, Any], earlier: dict[str, Any], made: dict[str, Any]) -> bool:
-        """Whether a run has the values of the earlier one, but for a part of what the other noise of ``made`` moves."""
-        again, earlier, made = map(small_ones_to_cpu, (again, earlier, made))
+    def _are_near(self, again: dict[str, Any], noisy: dict[str, Any]) -> bool:
+        """Whether a run has the values of the exact one, but for a part of what noise has moved them by."""
+        exact = self._exact()
+        # Without the second pass it has fewer.
+        if again.keys() != noisy.keys() or not again.keys() <= exact.keys():
+            return False
+        exact = {name: exact[name] for name in again}
+        again, exact = _samples(again), _samples(exact)
+        again, exact, noisy = map(small_ones_to_cpu, (again, exact, noisy))
         measured = []
         for name, value in again.items():
-            expected, other = earlier[name], made[name]
-            if not isinstance(expected, torch.Tensor):
+            expected, other = exact[name], noisy[name]
+            if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
                 if value != expected:
                     return False
-            elif not isinstance(value, torch.Tensor) or value.shape != other.shape:
+            elif not value.shape == expected.shape == other.shape:
                 return False
             elif value.numel():
-                value, expected, other = _finite(_sample(value)), _finite(expected), _finite(_sample(other))
-                if value.shape != expected.shape:
-                    return False
+                # What noise makes NaN of says nothing of how far it moves a number.
+                other = other.where(other.isfinite(), expected)
+                value, expected, other = _finite(value), _finite(expected), _finite(other)
                 measured += [(value - expected).abs().amax(), (other - expected).abs().amax(), expected.abs().amax()]
         numbers = read_numbers(*measured)
         own = _OWN * torch.finfo(self._wide).eps
@@ -136,23 +173,38 @@ class NoisyRuns:
                 return False
         return True
 
+    def release(self) -> None:
+        """Give back the memory of a graph. The next draw records it again."""
+        if self._again is not None and self._again.made_of.is_graph:
+            self._again, self._tries_graph = None, True
+
     def held_tensors(self) -> list[torch.Tensor]:
         """What is kept."""
-        held = [] if self.transcript is None else self.transcript.held_tensors()
-        if self._earlier is not None:
-            held += [value for value in self._earlier.values.values() if isinstance(value, torch.Tensor)]
+        if self._again is None:
+            return []
+        held = self._again.made_of.held_tensors()
+        for value in (self._again.noisy or {}).values():
+            if isinstance(value, torch.Tensor):
+                held.append(value)
         return held
 
 
+def _samples(values: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of values: of a long one elements at even distances."""
+    return {name: _sample(value) for name, value in values.items()}
+
+
 def _sample(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.numel() <= _SAMPLED:
+    if not isinstance(value, torch.Tensor):
         return value
-    return value.reshape(-1)[:: math.ceil(value.numel() / _SAMPLED)].clone()
+    value = as_real(value)
+    if value.numel() > _SAMPLED:
+        value = value.reshape(-1)[:: math.ceil(value.numel() / _SAMPLED)]
+    return value.clone()
 
 
 def _finite(value: torch.Tensor) -> torch.Tensor:
     """Its numbers, with another one in the place of what is not finite."""
-    value = as_real(value)
     if value.is_floating_point():
         return value.nan_to_num(nan=-1.0, posinf=-2.0, neginf=-3.0)
     return value.double()

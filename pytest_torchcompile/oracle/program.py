@@ -119,16 +119,21 @@ class Program:
         mode: AbstractContextManager[Any] | None,
         disturb: Callable[[torch.Tensor], None] | None = None,
         rest: bool = True,
+        own_parameters: bool = False,
     ) -> Recording:
         """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first. ``rest``: as for
-        ``record``."""
+        ``record``. ``own_parameters``: the copy has new ones, in the same memory: autograd keeps for each by which
+        stream of a GPU its gradient arrives, and a run that is recorded as a CUDA graph has a stream of its own."""
         if dtype not in self.wide_copies:
             self.wide_copies.clear()
             self.wide_copies[dtype] = _widened_copy(self.module, dtype)
         base, batch = self.wide_copies[dtype], self.batch.to(dtype=dtype)
         versions = {id(parameter): parameter._version for parameter in base.parameters()}
         # Copies share the parameters, which saves their memory, unless these are disturbed.
-        module = copy_model(base, _shared_parameters(base) if disturb is None else None)
+        memo = _shared_parameters(base) if disturb is None else None
+        if memo is not None and own_parameters:
+            memo = {key: _in_the_same_memory(parameter) for key, parameter in memo.items()}
+        module = copy_model(base, memo)
         if disturb is not None:
             _disturb_all(disturb, module, batch)
         with _written_out(dtype):
@@ -213,6 +218,13 @@ def _shared_parameters(module: torch.nn.Module) -> dict[int, Any]:
         if not is_lazy(parameter):
             memo[id(parameter)] = parameter
     return memo
+
+
+def _in_the_same_memory(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """A new parameter; one of another class stays itself."""
+    if type(parameter) is not torch.nn.Parameter:
+        return parameter
+    return torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
 
 
 def _widened_copy(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:

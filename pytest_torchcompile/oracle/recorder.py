@@ -34,6 +34,7 @@ from pytest_torchcompile.oracle.training import BY_LEFT_OUT, default_loss, left_
 from pytest_torchcompile.state.torch_state import seed_everything
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.draw_graph import DrawGraph
     from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["record", "seed_everything"]
@@ -117,9 +118,9 @@ class _Run:
     python_before: PythonState | None = field(default=None, init=False)
 
     @property
-    def transcript(self) -> Transcript | None:
+    def listener(self) -> Transcript | DrawGraph | None:
         """What is told of the run, beside the recording."""
-        return self.mode.transcript if isinstance(self.mode, Wide) else None
+        return self.mode.listener if isinstance(self.mode, Wide) else None
 
     def record_call(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Recording:
         private = self.copied(batch)
@@ -133,8 +134,8 @@ class _Run:
         if isinstance(self.mode, Tape):
             self.mode.begin_run([parameter for _, parameter in watch.parameters])
         seed_everything(self.seed)
-        if self.transcript is not None:
-            self.transcript.begin_pass(self.seed)
+        if self.listener is not None:
+            self.listener.begin_pass(self.seed, watch)
         if type(self.spread) is Spread:
             self.python_before = python_state(module)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
@@ -154,8 +155,8 @@ class _Run:
         # Before the gradients are read, which takes them off their tensors.
         aliases = self.shared_memory(watch)
         mutated, buffers = watch.mutated(), watch.buffers_and_attributes()
-        if self.transcript is not None:
-            self._tell(self.transcript, watch, mutated)
+        if self.listener is not None:
+            self._tell(self.listener, watch, mutated)
         gradients = watch.take_gradients() if self.backward else {}
         properties: dict[str, Item] = {}
         for table in (mutated, buffers, gradients):
@@ -181,27 +182,27 @@ class _Run:
             kinds={leaf.name: leaf.kind for leaf in self.output_leaves},
         )
 
-    def _tell(self, transcript: Transcript, watch: Watch, mutated: Container[str]) -> None:
-        """Tell a transcript which tensors hold the values of the recording."""
+    def _tell(self, listener: Transcript | DrawGraph, watch: Watch, mutated: Container[str]) -> None:
+        """Tell it which tensors hold the values of the recording."""
         if self.only:
             for name, tensor in watch.differentiable():
-                transcript.keep(f"gradient of {name}{BY_LEFT_OUT}", tensor.grad)
+                listener.keep(f"gradient of {name}{BY_LEFT_OUT}", tensor.grad)
             return
         for name, item in self.outputs.items():
-            transcript.keep(name, item.value)
+            listener.keep(name, item.value)
         if self.loss is not None:
-            transcript.keep("loss", self.loss)
+            listener.keep("loss", self.loss)
         for kind, tensors in (("buffer", watch.buffers()), ("attribute", watch.attributes())):
             for name, tensor in tensors:
-                transcript.keep(f"{kind} {name}", tensor)
+                listener.keep(f"{kind} {name}", tensor)
         for name, tensor in (*watch.inputs.items(), *watch.parameters):
             if f"{name} after the call" in mutated:
-                transcript.keep(f"{name} after the call", tensor)
+                listener.keep(f"{name} after the call", tensor)
             else:
-                transcript.note_kept(tensor)
+                listener.note_kept(tensor)
         if self.backward:
             for name, tensor in watch.differentiable():
-                transcript.keep(f"gradient of {name}", tensor.grad)
+                listener.keep(f"gradient of {name}", tensor.grad)
 
     def run_phases(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Fault | None:
         """Forward, loss and backward; returns what one of them raised."""

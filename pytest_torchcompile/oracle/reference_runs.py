@@ -23,6 +23,7 @@ from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.draw_graph import DrawGraph
     from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
@@ -32,6 +33,8 @@ _ROUNDINGS = 4.0
 # The dtype that a program runs in, by the kind of run.
 _WIDES = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": torch.float64,
           "same-precision": torch.float64}
+# The kinds of run in which operators get their noise one by one.
+_BY_OPERATOR = ("float64", "float32", "same-precision")
 DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
 """Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
 FEW = 4
@@ -137,9 +140,18 @@ class _Runs(Reference):
         self.why = "; ".join(self._reasons)
 
     def _new_noisy_runs(self, wide: torch.dtype) -> NoisyRuns:
-        devices = [tensor.device.type for tensor in self.program.tensors]
-        device = max(devices, key=devices.count, default="cpu")
-        return NoisyRuns(self._dice, device, wide, self._run_with, self._run_again)
+        return NoisyRuns(self._dice, wide, self._exact_values, self._new_graph, self._run_with, self._run_again)
+
+    def _new_graph(self) -> DrawGraph | None:
+        if self.kind not in _BY_OPERATOR or not torch.cuda.is_available():
+            return None
+        # Here, for few machines have a GPU.
+        from pytest_torchcompile.oracle.draw_graph import new_graph
+
+        return new_graph(self.program, _WIDES[self.kind])
+
+    def _exact_values(self) -> dict[str, Any]:
+        return {name: estimate.value for name, estimate in self.estimates.items()}
 
     def _first_draw(self, names: Iterable[str]) -> bool:
         """Draw once; whether a run with noise worked, which may take a program where it raises."""
@@ -186,6 +198,10 @@ class _Runs(Reference):
         for number in range(made, enough):
             self._draw(number, [name for name in chosen if self.estimates[name].offered == number])
         return True
+
+    def end_draws(self) -> None:
+        """Give back what only further draws need, and can be made again."""
+        self._noisy_runs.release()
 
     def twin(self) -> Recording:
         """A second eager run; made when somebody asks."""
@@ -286,13 +302,14 @@ class _Runs(Reference):
                 return Fault("ArithmeticError", f"noise makes NaN of {name}", "noise")
         return None
 
-    def _run_with(self, noise: float, rest: bool = True, transcript: Transcript | None = None) -> Recording:
+    def _run_with(self, noise: float, rest: bool = True,
+                  listener: Transcript | DrawGraph | None = None) -> Recording:
         """Run the program as its kind says, with so many times its usual noise; 0: exactly. ``rest``: as for
-        ``record``. ``transcript``: is told what runs."""
+        ``record``. ``listener``: is told what runs."""
         if self.kind == "eager-draws":
             return self._run_disturbed(noise, rest)
         try:
-            return self._run_wide(noise, rest, transcript)
+            return self._run_wide(noise, rest, listener)
         except Exception as error:  # a device without float64, no memory for it
             return Recording(error=Fault.of(error, "widening"))
 
@@ -309,13 +326,14 @@ class _Runs(Reference):
         except Exception as error:  # tensors that refuse to be written to
             return Recording(error=Fault.of(error, "disturbing"))
 
-    def _run_wide(self, noise: float, rest: bool, transcript: Transcript | None) -> Recording:
+    def _run_wide(self, noise: float, rest: bool, listener: Transcript | DrawGraph | None) -> Recording:
         wide = _WIDES[self.kind]
         if self.kind == "float64-inputs":
             return self.program.run_wide(wide, None, self._disturbance(noise * self.unit), rest=rest)
-        return self.program.run_wide(wide, self._mode(noise, transcript), rest=rest)
+        is_graph = listener is not None and listener.is_graph
+        return self.program.run_wide(wide, self._mode(noise, listener), rest=rest, own_parameters=is_graph)
 
-    def _mode(self, noise: float, transcript: Transcript | None = None) -> Wide:
+    def _mode(self, noise: float, listener: Transcript | DrawGraph | None = None) -> Wide:
         unit, accumulator = self.unit, min(self.unit, FLOAT32_UNIT)
         if self.kind == "same-precision":
             # less than one unit in the last place can't be drawn in the same dtype
@@ -323,8 +341,10 @@ class _Runs(Reference):
         inputs = {}
         if noise:
             inputs = input_units(self.program.tensors, self.unit)
-        return Wide(_WIDES[self.kind], self.program.tape, dice=self._dice, factor=noise, unit=unit,
-                    accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, transcript=transcript)
+        # A graph has dice of its own.
+        dice = getattr(listener, "dice", self._dice)
+        return Wide(_WIDES[self.kind], self.program.tape, dice=dice, factor=noise, unit=unit,
+                    accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, listener=listener)
 
     def _disturbance(self, unit: float) -> Callable[[torch.Tensor], None]:
         def disturb(tensor: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, has_fractions
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, asks_for_numbers, has_fractions
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -88,6 +88,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.roundings: dict[Key, Rounding] = {}
         # A hash of all operators in their order, each with the shapes and plain numbers that it was given.
         self.operators = hashlib.sha256()
+        self.asked_on: set[str] = set()
+        """Types of the devices of tensors that Python has asked for numbers of, or for how many something is true of."""
         # Whether the run is known to have written to none of the parameters.
         self.spares_parameters = False
         # The parameters, with the addresses of their memory before the run; and of what operators wrote to.
@@ -123,6 +125,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounding = self.roundings.setdefault(key, Rounding())
         if has_fractions(first):
             self._note_rounding(rounding, about, args, kwargs, first)
+        if asks_for_numbers(func, args) and isinstance(args[0], torch.Tensor):
+            self.asked_on.add(args[0].device.type)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             name, drawn = _drawn_by(func._schema.name, args, kwargs, out)
             if isinstance(drawn, torch.Tensor):

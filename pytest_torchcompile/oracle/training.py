@@ -124,8 +124,9 @@ def _weights_like(like: torch.Tensor) -> torch.Tensor:
     """32/64 to 95/64, scattered over the elements by a multiplicative hash of their position."""
     steps = torch.arange(like.numel(), device=like.device).mul_(40503)
     steps = steps.bitwise_right_shift_(4).bitwise_and_(63)
-    # a table look-up, not arithmetic, so that the weights are the same numbers in every precision
-    table = torch.tensor([(32 + step) / 64 for step in range(64)], dtype=like.dtype, device=like.device)
+    # a table look-up, not arithmetic, so that the weights are the same numbers in every precision; and made there, for
+    # a copy from the CPU waits for a GPU
+    table = torch.arange(0.5, 1.5, 1 / 64, dtype=like.dtype, device=like.device)
     return table[steps].view(like.shape)
 
 

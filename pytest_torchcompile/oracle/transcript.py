@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import chain, count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_torchcompile.oracle.exact_calls import has_fractions
+from pytest_torchcompile.oracle.exact_calls import asks_for_numbers, has_fractions
 from pytest_torchcompile.oracle.tape import as_sequence, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import Memory, OuterTensor, bytes_of, memory_of
 from pytest_torchcompile.oracle.transcript_steps import (
@@ -34,6 +34,9 @@ from pytest_torchcompile.oracle.transcript_steps import (
     put_argument,
 )
 from pytest_torchcompile.state.value_leaves import is_plain
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.call_watch import Watch
 
 __all__ = ["Transcript"]
 
@@ -56,6 +59,7 @@ class Transcript:
         self.why = ""
         """Why the run can't be made again; empty where it can."""
         self.ended = False
+        self.is_graph = False
         self._key = next(_KEYS)
         self._steps: list[Step] = []
         # Where the steps of the second pass begin, and of each pass its results by name.
@@ -115,7 +119,7 @@ class Transcript:
         elif name == "numpy":
             self._places[number].shared = True
 
-    def begin_pass(self, seed: int) -> None:
+    def begin_pass(self, seed: int, watch: Watch) -> None:
         """A forward and a backward pass begin, with random generators seeded so."""
         if self.why or self.ended:
             return
@@ -132,8 +136,8 @@ class Transcript:
         with self._refusing():
             self._note_arguments(step)
             moved = any(self._places[number].moved for number in step.numbers()) and not self.why
-            if moved and (look := _look_at_numbers(call, args)):
-                self.refuse(look)
+            if moved and asks_for_numbers(call.func, args):
+                self.refuse(f"it asks for a number ({call.about.name})")
             self._note_writes(call, args, kwargs, moved)
         # An operator that is written out here may look at numbers; it will again.
         self._looks_are_ours = True
@@ -343,22 +347,3 @@ class Transcript:
             # The second pass may write to it too.
             result = result.clone()
         return result
-
-
-def _look_at_numbers(call: Any, args: tuple[Any, ...]) -> str:
-    """How Python learns a number by this call, or how many there are; empty where it does not.
-
-    ``torch.Tag.data_dependent_output`` and ``dynamic_output_shape``: torch 2.8 to 2.15.
-    """
-    tags = call.func.tags
-    if torch.Tag.data_dependent_output in tags:
-        return f"it asks for a number ({call.about.name})"
-    if torch.Tag.dynamic_output_shape not in tags:
-        return ""
-    if call.about.name == "index" and not any(map(_is_mask, args[1])):
-        return ""
-    return f"a shape depends on numbers ({call.about.name})"
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)

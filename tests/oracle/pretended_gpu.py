@@ -147,8 +147,8 @@ def moved_recording(recording: Recording) -> Recording:
 class Moved(_Runs):
     """A reference whose runs are made on the CPU, and come to the device."""
 
-    def _run_with(self, noise: float, rest: bool = True, transcript: Transcript | None = None) -> Recording:
-        return moved_recording(super()._run_with(noise, rest, transcript))
+    def _run_with(self, noise: float, rest: bool = True, listener: Transcript | None = None) -> Recording:
+        return moved_recording(super()._run_with(noise, rest, listener))
 
     def _run_again(self, transcript: Transcript, noise: float, rest: bool) -> dict[str, Any]:
         return moved(super()._run_again(transcript, noise, rest))

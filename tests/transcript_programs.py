@@ -1,0 +1,165 @@
+"""Programs whose draws are made by a transcript, and their references."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import Tape, record
+from pytest_torchcompile.oracle.reference_runs import reference
+
+
+def reference_of(model, *args, loss=None, taped=True):
+    """A reference that has drawn nothing yet; not ``taped``: nobody knows what random numbers eager draws."""
+    batch, tape = Batch.of(args[0] if isinstance(args[0], dict) else args), Tape()
+    recording = record(model, model, batch, loss=loss, mode=tape)
+    assert recording.error is None, recording.error
+    return reference(model, batch, loss=loss, tape=tape if taped else None, draw=False)
+
+
+def images():
+    torch.manual_seed(0)
+    return torch.randn(4, 3, 8, 8)
+
+
+def rows():
+    torch.manual_seed(0)
+    return torch.randn(6, 8)
+
+
+class Convolutions(nn.Module):
+    """Running statistics, dropout, a residual, and gradients that are added up."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6, 5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = self.norm(self.first(x)).relu()
+        hidden = functional.dropout(hidden, 0.25, self.training) + self.second(hidden)
+        return self.last(hidden.mean((2, 3)))
+
+
+class WritesToViews(nn.Module):
+    """To its input, to a part of a buffer, and to a view of what it has computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(2, 8))
+
+    def forward(self, x):
+        x.mul_(1.5)
+        hidden = self.layer(x).exp() + 1
+        hidden[:, ::2].mul_(0.5)
+        self.seen[1].add_(hidden.detach().mean(0))
+        return hidden * self.seen.sum()
+
+
+class Square(torch.autograd.Function):
+    """Keeps what it returns for its backward pass."""
+
+    @staticmethod
+    def forward(context, x):
+        y = x * x
+        context.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(context, gradient):
+        x, y = context.saved_tensors
+        return gradient * 2 * x + 0 * y
+
+
+class Checkpointed(nn.Module):
+    """Computes a part again in the backward pass, and has a function with a backward pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = torch.utils.checkpoint.checkpoint(self._part, x, use_reentrant=False)
+        return Square.apply(self.other(hidden)).sigmoid()
+
+    def _part(self, x):
+        return functional.dropout(self.layer(x).tanh(), 0.5, self.training)
+
+
+class LooksAtLengths(nn.Module):
+    """Asks for numbers that nothing rounds: of whole numbers, and of a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 8)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, tokens):
+        longest = int((tokens != 0).sum(1).max())
+        kept = tokens[:, :longest][tokens[:, 0] > 0]
+        assert kept.tolist()
+        assert self.scale.item() == 2
+        return self.table(kept) * self.scale
+
+
+class Copies(nn.Module):
+    """Changes the shape of its input, and copies tensors and modules while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        x.unsqueeze_(0)
+        hidden = self.layer(x[0])
+        other = copy.deepcopy(self.norm)
+        return other(hidden) + copy.deepcopy(hidden.detach()).mul_(2)
+
+
+class Curvature(nn.Module):
+    """A derivative of a derivative: forward derivatives have zeros without memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return hidden * torch.func.hessian(lambda row: (row**3).sum())(hidden[0]).sum()
+
+
+class LeavesOut(nn.Module):
+    """Its second output is left out by the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        hidden = functional.dropout(self.norm(self.layer(x)), 0.5, self.training)
+        return hidden.sin(), self.other(hidden).cos() + torch.rand(8, device=x.device)
+
+
+def first_output(output, batch):
+    return output[0].square().mean()
+
+
+TOKENS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [0, 0, 0, 0]])
+PROGRAMS = {
+    "convolutions": (Convolutions, images, None),
+    "writes to views": (WritesToViews, rows, None),
+    "checkpoint": (Checkpointed, rows, None),
+    "looks at lengths": (LooksAtLengths, lambda: TOKENS, None),
+    "curvature": (Curvature, rows, None),
+    "leaves out": (LeavesOut, rows, first_output),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: rows()[None], None),
+    "recurrent": (lambda: nn.LSTM(8, 4, 2, batch_first=True), lambda: rows()[None], None),
+}

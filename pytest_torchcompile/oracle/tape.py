@@ -89,7 +89,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A hash of all operators in their order, each with the shapes and plain numbers that it was given.
         self.operators = hashlib.sha256()
         self.asked_on: set[str] = set()
-        """Types of the devices of tensors that Python has asked for numbers of, or for how many something is true of."""
+        """Types of devices with tensors of which Python has asked for a number, or how many something is true of."""
         # Whether the run is known to have written to none of the parameters.
         self.spares_parameters = False
         # The parameters, with the addresses of their memory before the run; and of what operators wrote to.

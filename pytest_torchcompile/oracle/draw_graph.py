@@ -10,7 +10,7 @@ compared to the exact run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcompile.oracle.dice import FixedDice
-from pytest_torchcompile.oracle.tape import written_tensors
+from pytest_torchcompile.oracle.tape import Tape, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import bytes_of
 from pytest_torchcompile.state.torch_state import seed_everything
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.call_watch import Watch
-    from pytest_torchcompile.oracle.program import Program
     from pytest_torchcompile.oracle.transcript_steps import Performer
 
 __all__ = ["DrawGraph", "new_graph"]
@@ -174,13 +173,13 @@ class DrawGraph:
         return values
 
 
-def new_graph(program: Program, wide: torch.dtype) -> DrawGraph | None:
-    """An empty one for a program; None where none is tried."""
-    devices = {tensor.device for tensor in program.tensors}
+def new_graph(tensors: Iterable[torch.Tensor], tape: Tape | None, wide: torch.dtype) -> DrawGraph | None:
+    """An empty one for a program, by its tensors and the tape of its eager run; None where none is tried."""
+    devices = {tensor.device for tensor in tensors}
     if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
         return None
     # A number that Python asks for is not there yet while operators are recorded.
-    if program.tape is None or "cuda" in program.tape.asked_on:
+    if tape is None or "cuda" in tape.asked_on:
         return None
     # Other ranks would have to record at the same time.
     if torch.distributed.is_available() and torch.distributed.is_initialized():

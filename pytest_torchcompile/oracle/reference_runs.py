@@ -148,7 +148,7 @@ class _Runs(Reference):
         # Here, for few machines have a GPU.
         from pytest_torchcompile.oracle.draw_graph import new_graph
 
-        return new_graph(self.program, _WIDES[self.kind])
+        return new_graph(self.program.tensors, self.program.tape, _WIDES[self.kind])
 
     def _exact_values(self) -> dict[str, Any]:
         return {name: estimate.value for name, estimate in self.estimates.items()}

@@ -47,7 +47,7 @@ def test_there_is_no_pool_of_another_dtype():
 
 def test_on_a_cpu_there_is_no_graph():
     runs = reference_of(Convolutions(), images())
-    assert new_graph(runs.program, torch.float64) is None
+    assert new_graph(runs.program.tensors, runs.program.tape, torch.float64) is None
     assert runs._new_graph() is None
 
 
@@ -186,7 +186,7 @@ class Waits(nn.Module):
 def test_what_cannot_be_recorded_is_run_itself():
     """Nothing stays behind: the generator, the stream, and the next graph."""
     runs = runs_on_gpu(Waits, rows())
-    graph = new_graph(runs.program, torch.float64)
+    graph = new_graph(runs.program.tensors, runs.program.tape, torch.float64)
     torch.manual_seed(5)
     expected_next = torch.rand(4, device="cuda")
     stream = torch.cuda.current_stream()

@@ -4,20 +4,22 @@ Python takes some ten times as long to launch the operators of a draw as a GPU t
 at once. Its dice have a pool of numbers that stays where it is in memory; before each launch the pool is filled anew.
 
 While a run is recorded no operator runs. So a program that looks at a number in Python can't be recorded, and is run
-itself (:attr:`DrawGraph.why`). What it reads without an operator shows when the graph is launched without noise, and
-compared to the exact run.
+itself (:attr:`DrawGraph.why`). What it reads or writes without an operator shows when the graph is launched a few
+times: without noise it has to give the values of the exact run each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_torchcompile.gauges.graph_recording import has_failed_on, recorded
 from pytest_torchcompile.oracle.dice import FixedDice
+from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.tape import Tape, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import bytes_of
 from pytest_torchcompile.state.torch_state import seed_everything
@@ -42,36 +44,40 @@ class _Pass:
 class DrawGraph:
     """Is told of a run while it is recorded, as a ``Transcript`` is, and launches it as often as is asked for."""
 
+    is_graph = True
+
     def __init__(self, device: torch.device, wide: torch.dtype) -> None:
         """``wide``: the dtype that the program runs in."""
         self.why = ""
         """Why there is no graph; empty where there is one."""
-        self.is_graph = True
         self.dice = FixedDice(device, wide)
-        self._device, self._generator = device, torch.cuda.default_generators[device.index or 0]
+        self._device = device
         # All passes have one: what a later one takes from an earlier one stays where it is.
         self._memory = torch.cuda.graph_pool_handle()
         self._passes: list[_Pass] = []
-        # Memory from before the run, which each launch has to find as it was: by its address, with a copy.
+        # By address, all memory from before the run that it reads: it must not go. And that which it writes to, with a
+        # copy, for each launch has to find it as it was.
+        self._outer: dict[int, torch.Tensor] = {}
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        # Tensors from before the run, with whether each is a parameter. The graph reads them, so they must not go.
-        self._seen: list[tuple[torch.Tensor, bool]] = []
         self._written: set[int] = set()
+        # Of memory that the run takes itself.
+        self._own: set[int] = set()
 
     # -------------------------------------------------------------------------------------------------- it is recorded
 
     def refuse(self, why: str) -> None:
         """The run can't be recorded."""
         self.why = self.why or why
-        self._passes, self._before, self._seen = [], {}, []
+        self._passes, self._before, self._outer = [], {}, {}
 
     def begin_pass(self, seed: int, watch: Watch) -> None:
         """A forward and a backward pass begin; random generators are seeded already."""
         if self.why:
             return
         self._passes.append(_Pass(seed, torch.cuda.CUDAGraph()))
-        parameters = {id(parameter) for _, parameter in watch.parameters}
-        self._seen += [(tensor.detach(), id(tensor) in parameters) for _, tensor in watch.named_tensors()]
+        with self._refusing():
+            for _, tensor in watch.named_tensors():
+                self._note_outer(tensor)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -79,47 +85,18 @@ class DrawGraph:
         if self.why or not self._passes:
             yield
             return
-        outside = torch.cuda.current_stream(self._device)
-        # The default stream can't be recorded.
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(outside)
-        graph, state = self._passes[-1].graph, self._generator.get_state()
-        with torch.cuda.stream(side), self._recorded(graph):
-            yield
-        outside.wait_stream(side)
-        self._end_recording(graph, state)
-
-    @contextmanager
-    def _recorded(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        graph, recording = self._passes[-1].graph, ExitStack()
         with self._refusing():
-            # A kernel that runs for the first time is loaded then, and other threads may call CUDA.
-            graph.capture_begin(pool=self._memory, capture_error_mode="relaxed")
+            recording.enter_context(recorded(graph, self._device, self._memory))
         try:
             yield
         finally:
             with self._refusing():
-                graph.capture_end()
-
-    def _end_recording(self, graph: torch.cuda.CUDAGraph, state: torch.Tensor) -> None:
-        """Launch it, or leave the generator as it was."""
-        if self.why:
-            self._mend_generator()
-            self._generator.set_state(state)
-            return
-        with self._refusing(), torch.no_grad():
-            self._copy_what_is_written()
-            graph.replay()
-
-    def _mend_generator(self) -> None:
-        """Give the generator a state that belongs to no graph, where a recording that failed has left it in one.
-
-        ``CUDAGraph::capture_end`` raises before it tells the generator (seen in torch 2.11). Whoever draws a random
-        number next would get an error.
-        """
-        try:
-            torch.rand(1, device=self._device)
-        except RuntimeError:
-            self._generator.graphsafe_set_state(torch.Generator(self._device).graphsafe_get_state())
+                recording.close()
+        if not self.why:
+            with self._refusing(), torch.no_grad():
+                self._copy_what_is_written()
+                graph.replay()
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -129,19 +106,31 @@ class DrawGraph:
         except Exception as error:
             self.refuse(f"{type(error).__name__}: {error}")
 
-    def _copy_what_is_written(self) -> None:
-        """Nothing has run yet, so tensors from before the run are as they were."""
-        for tensor, is_parameter in self._seen:
-            address = tensor.untyped_storage().data_ptr()
-            # Of running statistics no operator says that it writes to them.
-            if address not in self._before and (address in self._written or not is_parameter):
-                self._before[address] = bytes_of(tensor), bytes_of(tensor).clone()
-
     def note(self, performer: Performer, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call of an operator, and remember what it writes to."""
-        for tensor in written_tensors(call.about, args, kwargs):
-            self._written.add(tensor.untyped_storage().data_ptr())
-        return performer.perform(call, args, kwargs)
+        """Run a call of an operator, and remember which memory it reads, takes and writes to."""
+        with self._refusing():
+            for tensor in tensors_in((*args, *kwargs.values())):
+                self._note_outer(tensor)
+            # Of running statistics no operator says that it writes to them.
+            running = [args[place] for place in call.about.running if place < len(args)]
+            for tensor in (*running, *written_tensors(call.about, args, kwargs)):
+                if tensor is not None:
+                    self._written.add(_address_of(tensor))
+        out = performer.perform(call, args, kwargs)
+        with self._refusing():
+            self._own.update(map(_address_of, tensors_in(out)))
+        return out
+
+    def _note_outer(self, tensor: torch.Tensor) -> None:
+        address = _address_of(tensor)
+        if address not in self._own and address not in self._outer:
+            self._outer[address] = bytes_of(tensor)
+
+    def _copy_what_is_written(self) -> None:
+        """Nothing has run yet, so memory from before the run is as it was."""
+        for address in self._written - self._before.keys():
+            if address in self._outer:
+                self._before[address] = self._outer[address], self._outer[address].clone()
 
     def keep(self, name: str, value: Any) -> None:
         """Remember one of the pass' results."""
@@ -172,21 +161,42 @@ class DrawGraph:
                     values[name] = value.clone() if isinstance(value, torch.Tensor) else value
         return values
 
+    def release(self) -> None:
+        """Give its memory back to the GPU. It can't be launched any more."""
+        self.refuse("it was released")
+        # Torch keeps the memory of a graph that is gone for nobody else.
+        torch.cuda.empty_cache()
+
 
 def new_graph(tensors: Iterable[torch.Tensor], tape: Tape | None, wide: torch.dtype) -> DrawGraph | None:
     """An empty one for a program, by its tensors and the tape of its eager run; None where none is tried."""
     devices = {tensor.device for tensor in tensors}
-    if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+    # AMD's graphs were never tried.
+    if {device.type for device in devices} != {"cuda"} or len(devices) > 1 or torch.version.hip is not None:
         return None
-    # A number that Python asks for is not there yet while operators are recorded.
-    if tape is None or "cuda" in tape.asked_on:
+    # What Python asks for is not there yet while operators are recorded.
+    if tape is None or not tape.is_recordable:
         return None
     # Other ranks would have to record at the same time.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return None
     (device,) = devices
-    free, _ = torch.cuda.mem_get_info(device)
-    # The graphs have memory of their own, as much as a run takes.
-    if free < torch.cuda.memory_reserved(device):
+    if has_failed_on(device) or not _has_room(device):
         return None
     return DrawGraph(device, wide)
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether there is room for another run: graphs have memory of their own, as much as a run takes."""
+    if _free_beyond_reserved(device) < 0:
+        torch.cuda.empty_cache()
+    return _free_beyond_reserved(device) >= 0
+
+
+def _free_beyond_reserved(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return free - torch.cuda.memory_reserved(device)
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -18,7 +18,7 @@ import torch
 from pytest_torchcompile.oracle.operator_rounding import PRODUCTS, Operator, count_terms, unit_of
 from pytest_torchcompile.state.value_leaves import is_plain
 
-__all__ = ["adds_whole_numbers", "asks_for_numbers", "has_fractions", "picks_one"]
+__all__ = ["adds_whole_numbers", "has_fractions", "picks_one"]
 
 _EXTREMES: Final = frozenset({"amax", "amin", "max", "min"})
 _REDUCING_SCATTERS: Final = frozenset({"index_reduce", "scatter_reduce", "segment_reduce"})
@@ -36,21 +36,6 @@ def picks_one(about: Operator, args: Sequence[Any]) -> bool:
     if about.name in _NORMS:
         return any(isinstance(each, float) and math.isinf(each) for each in args)
     return False
-
-
-def asks_for_numbers(func: Any, args: Sequence[Any]) -> bool:
-    """Whether Python learns a number of a tensor by this call, or how many there are that something is true of.
-
-    ``torch.Tag.data_dependent_output`` and ``dynamic_output_shape``: torch 2.8 to 2.15.
-    """
-    tags = getattr(func, "tags", ())
-    if torch.Tag.data_dependent_output in tags:
-        return True
-    if torch.Tag.dynamic_output_shape not in tags:
-        return False
-    if func._schema.name == "aten::index":
-        return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return True
 
 
 def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> bool:

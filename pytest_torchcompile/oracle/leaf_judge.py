@@ -155,6 +155,13 @@ class LeafJudge:
 
     def decide(self, leaves: list[Leaf]) -> list[Leaf]:
         """Draw noise for the leaves that are still suspicious, until none is, or all draws are made."""
+        try:
+            return self._decide(leaves)
+        finally:
+            if isinstance(self._source, Reference):
+                self._source.end_draws()
+
+    def _decide(self, leaves: list[Leaf]) -> list[Leaf]:
         places = {}
         for place, leaf in enumerate(leaves):
             state = self._states.get(leaf.name)
@@ -175,7 +182,6 @@ class LeafJudge:
                 leaves[places[name]] = leaf
                 self._states[name].is_waiting = False
             wanting = self._wanting([leaves[place] for place in places.values()], wanting)
-        self._reference().end_draws()
         for name in self._waiting_names():
             leaves[places[name]] = self._measure(self._states[name].values)
         asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]

@@ -32,7 +32,7 @@ _SAMPLED: Final = 1 << 15
 
 
 @dataclass
-class _Again:
+class _Repeater:
     """What runs a program again, made of one of its runs."""
 
     made_of: Transcript | DrawGraph
@@ -67,22 +67,22 @@ class NoisyRuns:
         self._made = 0
         self._tries_graph = True
         self.why_no_graph = ""
-        self._again: _Again | None = None
+        self._repeater: _Repeater | None = None
 
     @property
     def made_of(self) -> Transcript | DrawGraph | None:
         """What further draws are made by; None: by the program itself."""
-        return None if self._again is None else self._again.made_of
+        return None if self._repeater is None else self._repeater.made_of
 
     def draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
         """Run it with the noise of a sequence of the dice. Returns the values by name, and what it raised."""
-        if self._again is not None and (self._again.has_rest or not rest):
+        if self._repeater is not None and (self._repeater.has_rest or not rest):
             try:
-                if self._is_proved(self._again):
-                    return self._again.run(sequence, noise, rest), None
+                if self._is_proved(self._repeater):
+                    return self._repeater.run(sequence, noise, rest), None
             except Exception:  # the program itself may do otherwise, or raises something of its own
                 pass
-            self._again = None
+            self._repeater = None
         if self._tries_graph:
             values = self._record_graph(sequence, noise, rest)
             if values is not None:
@@ -99,7 +99,7 @@ class NoisyRuns:
         if transcript is not None:
             transcript.end()
             if not transcript.why:
-                self._again = _Again(transcript, partial(self._run_by, transcript), rest, _samples(values))
+                self._repeater = _Repeater(transcript, partial(self._run_by, transcript), rest, _samples(values))
         return values, None
 
     def _run_by(self, transcript: Transcript, sequence: int, noise: float, rest: bool) -> dict[str, Any]:
@@ -108,41 +108,49 @@ class NoisyRuns:
 
     def _record_graph(self, sequence: int, noise: float, rest: bool) -> dict[str, Any] | None:
         """Record a run, and make a draw by it. Returns its values; None where that can't be done."""
-        self._tries_graph = False
-        graph = self._new_graph()
-        if graph is None:
-            return None
-        recorded = self._run(1.0, rest, graph)
-        if recorded.error is not None or graph.why:
-            self.why_no_graph = graph.why or str(recorded.error)
-            return None
+        self._tries_graph, graph = False, None
         try:
-            # Nobody has filled its dice yet, so that is without noise.
-            exact = _samples(recorded.values_by_name())
-            values = self._launch(graph, sequence, noise, rest)
-            if not self._are_near(exact, _samples(values)):
-                self.why_no_graph = "it does not repeat the exact run"
+            graph = self._new_graph()
+            if graph is None:
                 return None
+            values = self._proved_draw(graph, sequence, noise, rest)
+            if values is not None:
+                self._repeater = _Repeater(graph, partial(self._launch, graph), rest)
+                self._made += 1
+                return values
         except Exception as error:  # there is too little memory for it
             self.why_no_graph = f"{type(error).__name__}: {error}"
+        if graph is not None:
+            graph.release()
+        return None
+
+    def _proved_draw(self, graph: DrawGraph, sequence: int, noise: float, rest: bool) -> dict[str, Any] | None:
+        """Record a graph, and make a draw by it; None where it can't be recorded, or does not repeat the exact run."""
+        recorded = self._run(1.0, rest, graph)
+        if recorded.error is not None:
+            self.why_no_graph = graph.why or str(recorded.error)
             return None
-        self._again = _Again(graph, partial(self._launch, graph), rest)
-        self._made += 1
+        values = self._launch(graph, sequence, noise, rest)
+        # It runs for the third time: what a launch does not put back has changed by now.
+        quiet = self._launch(graph, sequence, 0.0, rest)
+        if not self._are_near(quiet, _samples(values)):
+            self.why_no_graph = "it does not repeat the exact run"
+            return None
         return values
 
     def _launch(self, graph: DrawGraph, sequence: int, noise: float, rest: bool) -> dict[str, Any]:
         self._dice.begin_sequence(sequence)
         return graph.launch(self._dice.next_seed(), noise, rest)
 
-    def _is_proved(self, again: _Again) -> bool:
+    def _is_proved(self, repeater: _Repeater) -> bool:
         """Whether what was made of a run with noise gives the values of the exact run, where it is run without.
 
         With its own noise it would give what it has taken for a constant, too.
         """
-        if again.noisy is None:
+        if repeater.noisy is None:
             return True
-        noisy, again.noisy = again.noisy, None
-        return self._are_near(again.run(0, 0.0, again.has_rest), noisy)
+        noisy, repeater.noisy = repeater.noisy, None
+        return self._are_near(repeater.run(0, 0.0, repeater.has_rest), noisy)
 
     def _are_near(self, again: dict[str, Any], noisy: dict[str, Any]) -> bool:
         """Whether a run has the values of the exact one, but for a part of what noise has moved them by."""
@@ -175,15 +183,16 @@ class NoisyRuns:
 
     def release(self) -> None:
         """Give back the memory of a graph. The next draw records it again."""
-        if self._again is not None and self._again.made_of.is_graph:
-            self._again, self._tries_graph = None, True
+        if self._repeater is not None and self._repeater.made_of.is_graph:
+            self._repeater.made_of.release()
+            self._repeater, self._tries_graph = None, True
 
     def held_tensors(self) -> list[torch.Tensor]:
         """What is kept."""
-        if self._again is None:
+        if self._repeater is None:
             return []
-        held = self._again.made_of.held_tensors()
-        for value in (self._again.noisy or {}).values():
+        held = self._repeater.made_of.held_tensors()
+        for value in (self._repeater.noisy or {}).values():
             if isinstance(value, torch.Tensor):
                 held.append(value)
         return held

@@ -140,6 +140,9 @@ class _Run:
             self.python_before = python_state(module)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
             error = self.run_phases(call, module, private)
+        if error is None and self.listener is not None and self.listener.is_graph and self.listener.why:
+            # No operator has run, so there are no values.
+            error = Fault("RuntimeError", self.listener.why, "recording")
         if error is not None and (watch.spread or self.spread.reads_together):
             return Recording(self.outputs, self.structure, backward=self.backward, error=error,
                              generators=_generator_states(watch.devices))

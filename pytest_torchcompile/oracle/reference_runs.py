@@ -143,7 +143,7 @@ class _Runs(Reference):
         return NoisyRuns(self._dice, wide, self._exact_values, self._new_graph, self._run_with, self._run_again)
 
     def _new_graph(self) -> DrawGraph | None:
-        if self.kind not in _BY_OPERATOR or not torch.cuda.is_available():
+        if self.kind not in _BY_OPERATOR or not any(tensor.is_cuda for tensor in self.program.tensors):
             return None
         # Here, for few machines have a GPU.
         from pytest_torchcompile.oracle.draw_graph import new_graph
@@ -341,8 +341,9 @@ class _Runs(Reference):
         inputs = {}
         if noise:
             inputs = input_units(self.program.tensors, self.unit)
-        # A graph has dice of its own.
-        dice = getattr(listener, "dice", self._dice)
+        dice = self._dice
+        if listener is not None and listener.dice is not None:
+            dice = listener.dice
         return Wide(_WIDES[self.kind], self.program.tape, dice=dice, factor=noise, unit=unit,
                     accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, listener=listener)
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, asks_for_numbers, has_fractions
+from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, has_fractions
+from pytest_torchcompile.oracle.gpu_waits import is_recordable
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -88,8 +89,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.roundings: dict[Key, Rounding] = {}
         # A hash of all operators in their order, each with the shapes and plain numbers that it was given.
         self.operators = hashlib.sha256()
-        self.asked_on: set[str] = set()
-        """Types of devices with tensors of which Python has asked for a number, or how many something is true of."""
+        self.is_recordable = True
+        """Whether all of the run can be a CUDA graph, as far as is known."""
         # Whether the run is known to have written to none of the parameters.
         self.spares_parameters = False
         # The parameters, with the addresses of their memory before the run; and of what operators wrote to.
@@ -111,6 +112,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Here, for most programs have none.
             from pytest_torchcompile.oracle.higher_order import run_higher_order
 
+            self.is_recordable = False
             return run_higher_order(self, func, args, kwargs or {})
         kwargs = kwargs or {}
         out = run_theirs(func, *args, **kwargs)
@@ -125,8 +127,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounding = self.roundings.setdefault(key, Rounding())
         if has_fractions(first):
             self._note_rounding(rounding, about, args, kwargs, first)
-        if asks_for_numbers(func, args) and isinstance(args[0], torch.Tensor):
-            self.asked_on.add(args[0].device.type)
+        self.is_recordable = self.is_recordable and is_recordable(func, args, kwargs, out)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             name, drawn = _drawn_by(func._schema.name, args, kwargs, out)
             if isinstance(drawn, torch.Tensor):

@@ -4,10 +4,10 @@ Noise is drawn up to 36 times, and each draw is a run of the program in which ea
 program and autograd do between the operators costs half of that or more, and is the same each time.
 
 It holds where nothing but operators touches numbers that rounding moves. A program that looks at one in Python may go
-another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once with the
-noise of an earlier run, and compared to that: what no operator was seen to do, such as a kernel's work, shows there.
+another way with noise, so its run is no transcript (:attr:`Transcript.why`). Before it is used it is run once without
+noise, and compared to the exact run: what no operator was seen to do, such as a kernel's work, shows there.
 Not seen is a number that torch itself reads of a tensor of whole numbers, as ``tensor_split`` does, where noise moves
-it so rarely that both runs have the same one.
+it so rarely that the run and the exact one have the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_torchcompile.oracle.exact_calls import asks_for_numbers, has_fractions
+from pytest_torchcompile.oracle.exact_calls import has_fractions
+from pytest_torchcompile.oracle.gpu_waits import asks_for_numbers
 from pytest_torchcompile.oracle.tape import as_sequence, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import Memory, OuterTensor, bytes_of, memory_of
 from pytest_torchcompile.oracle.transcript_steps import (
@@ -55,11 +56,13 @@ _KEYS: Final = count()
 class Transcript:
     """Is told each call of an operator while a program runs, and makes the run again as often as is asked for."""
 
+    is_graph = False
+    dice = None
+
     def __init__(self) -> None:
         self.why = ""
         """Why the run can't be made again; empty where it can."""
         self.ended = False
-        self.is_graph = False
         self._key = next(_KEYS)
         self._steps: list[Step] = []
         # Where the steps of the second pass begin, and of each pass its results by name.
@@ -196,6 +199,10 @@ class Transcript:
                 if number not in needed:
                     step.done.append(number)
                     needed.add(number)
+
+    def release(self) -> None:
+        """It can't be run any more."""
+        self.refuse("it was released")
 
     def held_tensors(self) -> list[torch.Tensor]:
         """The tensors that it keeps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,25 @@ from torch import nn
 from transcript_programs import PROGRAMS, Convolutions, LeavesOut, first_output, images, reference_of, rows
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import Tape, compare, record
-from pytest_torchcompile.oracle.dice import FixedDice
+from pytest_torchcompile.gauges import graph_recording
+from pytest_torchcompile.oracle import Recording, Tape, compare, record
+from pytest_torchcompile.oracle.dice import Dice, FixedDice
 from pytest_torchcompile.oracle.draw_graph import DrawGraph, new_graph
+from pytest_torchcompile.oracle.gpu_waits import is_recordable
+from pytest_torchcompile.oracle.noisy_runs import NoisyRuns
+from pytest_torchcompile.oracle.recording import Fault
 from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore")]
+@torch.library.custom_op("torchcompile_tests::waits", mutates_args=())
+def waits(x: torch.Tensor) -> torch.Tensor:
+    """Ask the GPU for a number, which can't be recorded."""
+    return x * (1.0 + 0.0 * x.sum().item())
+
+
+waits.register_autograd(lambda _, grad: grad)
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -51,17 +64,116 @@ def test_on_a_cpu_there_is_no_graph():
     assert runs._new_graph() is None
 
 
-@pytest.mark.parametrize(("look", "asks"), [
-    (lambda x: x * int((x > 0).sum()), True), (lambda x: x * x.sum().item(), True), (lambda x: x[x > 0], True),
-    (lambda x: x * len(x.nonzero()), True), (torch.sin, False), (lambda x: x[torch.tensor([1, 2])], False),
+class Stub:
+    """A graph whose launches give what a function makes of the exact values, of the noise, and of how many it is."""
+
+    is_graph, dice, why, launches, released = True, None, "", 0, False
+
+    def __init__(self, make, exact):
+        self._make, self._exact = make, exact
+
+    def launch(self, seed, noise, rest):
+        self.launches += 1
+        return {"loss": self._make(self._exact, noise, self.launches)}
+
+    def release(self):
+        self.released = True
+
+    def held_tensors(self):
+        return []
+
+
+def raises(*_):
+    raise torch.OutOfMemoryError("planted: no room")
+
+
+STUBS = {
+    "": lambda exact, noise, _: exact + 1e-9 * noise,
+    "it does not repeat the exact run": lambda exact, noise, number: exact * (1 + 1e-9 * number) + 1e-9 * noise,
+    "OutOfMemoryError: planted: no room": raises,
+}
+
+
+@pytest.mark.parametrize("why", STUBS)
+def test_a_graph_is_used_where_it_repeats_the_exact_run_again_and_again(why):
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    stub, by_program = Stub(STUBS[why], exact), []
+
+    def run(noise, rest, listener):
+        if listener is None:
+            by_program.append(noise)
+        return Recording(outputs={}, loss=exact + 5e-9)
+
+    runs = NoisyRuns(Dice(0), torch.float64, lambda: {"loss": exact}, lambda: stub, run, None)
+    values, error = runs.draw(0, 1.0, True)
+    assert error is None
+    assert runs.why_no_graph == why
+    assert (runs.made_of is stub) == (not why)
+    assert stub.released == bool(why)
+    assert by_program == ([1.0] if why else [])
+    assert torch.equal(values["loss"], exact + (5e-9 if why else 1e-9))
+    runs.release()
+    assert runs.made_of is None
+
+
+def test_a_recording_that_was_refused_is_no_run():
+    runs = reference_of(Convolutions(), images())._noisy_runs
+    stub = Stub(None, None)
+    runs._new_graph = lambda: stub
+    runs._run = lambda *_: Recording(error=Fault("RuntimeError", "planted", "recording"))
+    assert runs._record_graph(0, 1.0, True) is None
+    assert runs.why_no_graph == "RuntimeError in recording: planted"
+    assert stub.released
+    runs._new_graph = raises
+    assert runs._record_graph(0, 1.0, True) is None
+    assert runs.why_no_graph == "OutOfMemoryError: planted: no room"
+
+
+GPU = torch.empty(3, device="meta")
+CPU = torch.empty(3)
+NUMBER = torch.tensor(2.0)
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(("func", "args", "out", "can_be"), [
+    (ATEN.sin.default, (GPU,), GPU, True),
+    (ATEN.mul.Tensor, (GPU, NUMBER), GPU, True),
+    (ATEN.mul.Tensor, (CPU, NUMBER), CPU, True),
+    (ATEN.index.Tensor, (GPU, [GPU.long()]), GPU, True),
+    (ATEN.index.Tensor, (GPU, [GPU.bool()]), GPU, False),
+    (ATEN.index_put_.default, (GPU, [GPU.bool()], GPU), GPU, False),
+    (ATEN.index_put_.default, (GPU, [None, GPU.long()], GPU), GPU, True),
+    (ATEN.nonzero.default, (GPU,), GPU, False),
+    (ATEN._local_scalar_dense.default, (GPU,), 1.0, False),
+    (ATEN._local_scalar_dense.default, (CPU,), 1.0, True),
+    (ATEN._to_copy.default, (GPU,), CPU, False),
+    (ATEN._to_copy.default, (NUMBER,), GPU, False),
+    (ATEN.copy_.default, (GPU, NUMBER), GPU, False),
+    (ATEN.lift_fresh.default, (GPU,), GPU, False),
+    (ATEN.linalg_inv_ex.default, (GPU,), (GPU, GPU), False),
+    (ATEN._cudnn_rnn.default, (GPU,), (GPU,), False),
+    (torch.ops.torchcompile_tests.waits.default, (GPU,), GPU, False),
 ])
-def test_a_tape_knows_whether_python_asks_for_numbers(look, asks):
+def test_what_can_be_recorded(func, args, out, can_be):
+    """Tensors without memory stand for those of a GPU."""
+    assert is_recordable(func, args, {}, out) == can_be
+
+
+@pytest.mark.parametrize(("look", "can_be"), [
+    (lambda x: x * int((x > 0).sum()), True), (torch.sin, True),
+    (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), False),
+])
+def test_a_tape_knows_what_cannot_be_recorded(look, can_be):
+    """On a CPU all can, but for operators that are given functions."""
     with Tape() as tape:
         look(torch.randn(5))
-    assert tape.asked_on == ({"cpu"} if asks else set())
+    assert tape.is_recordable == can_be
 
 
 # ---------------------------------------------------------------------------------------------------------- on a GPU
+
+# Python asks for numbers, for the state of the generator, or cuDNN for something.
+NOT_RECORDED = ("looks at lengths", "checkpoint", "recurrent")
 
 
 def on_cuda(value):
@@ -93,10 +205,6 @@ def sizes_of_noise(runs, draws):
             errors = [values[name].double().cpu() - estimate.value.double().cpu() for values in draws]
             sizes[name] = float(torch.stack(errors).square().mean().sqrt())
     return sizes
-
-
-# Python asks for numbers, for the state of the generator, or cuDNN for something.
-NOT_RECORDED = ("looks at lengths", "checkpoint", "recurrent")
 
 
 @on_gpu
@@ -164,15 +272,6 @@ def test_random_numbers_of_its_own_are_those_of_the_program():
         assert 0 < (drawn - exact).abs() < 1e-2 * exact.abs()
 
 
-@torch.library.custom_op("torchcompile_tests::waits", mutates_args=())
-def waits(x: torch.Tensor) -> torch.Tensor:
-    """Ask the GPU for a number, which can't be recorded."""
-    return x * (1.0 + 0.0 * x.sum().item())
-
-
-waits.register_autograd(lambda _, grad: grad)
-
-
 class Waits(nn.Module):
     def __init__(self):
         super().__init__()
@@ -183,24 +282,78 @@ class Waits(nn.Module):
 
 
 @on_gpu
-def test_what_cannot_be_recorded_is_run_itself():
-    """Nothing stays behind: the generator, the stream, and the next graph."""
+def test_a_recording_that_fails_leaves_nothing_behind(monkeypatch):
+    """The generator, also in graphs that have it, the stream, the allocator, and the next graph are as before."""
+    monkeypatch.setattr(graph_recording, "_DEVICES", {})
+    x, earlier = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(earlier):
+        x.uniform_()
     runs = runs_on_gpu(Waits, rows())
-    graph = new_graph(runs.program.tensors, runs.program.tape, torch.float64)
+    assert not runs.program.tape.is_recordable
+    graph = DrawGraph(torch.device("cuda", 0), torch.float64)
     torch.manual_seed(5)
     expected_next = torch.rand(4, device="cuda")
     stream = torch.cuda.current_stream()
     torch.manual_seed(5)
     recording = runs._run_with(1.0, True, graph)
-    assert "capture" in graph.why or recording.error is not None
+    assert graph.why
+    assert recording.error is not None
+    assert graph_recording.has_failed_on(torch.device("cuda", 0))
     assert torch.cuda.current_stream() == stream
     torch.manual_seed(5)
     assert torch.equal(torch.rand(4, device="cuda"), expected_next)
+    torch.manual_seed(5)
+    earlier.replay()
+    assert torch.equal(x, expected_next)
+    reserved, large = torch.cuda.memory_reserved(), torch.empty(1 << 28, device="cuda")
+    del large
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved
     drawn = draw(runs, 1)
     assert runs._noisy_runs.made_of is None
     runs._dice.begin_sequence(1)
     assert torch.allclose(drawn["loss"], runs._run_with(1.0).values_by_name()["loss"], rtol=1e-12)
+    following = runs_on_gpu(Convolutions, images())
+    draw(following, 1)
+    assert following._noisy_runs.made_of is None, "after a failure no other recording is tried"
+    monkeypatch.setattr(graph_recording, "_DEVICES", {})
     draw_by_graph(runs_on_gpu(Convolutions, images()), 1)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", NOT_RECORDED)
+def test_what_is_known_to_wait_is_not_recorded(name):
+    make, inputs, loss = PROGRAMS[name]
+    runs = runs_on_gpu(make, inputs(), loss)
+    draw(runs, 1)
+    assert runs._noisy_runs.made_of is None
+    assert not graph_recording.has_failed_on(torch.device("cuda", 0))
+
+
+def with_memory_that_nobody_names():
+    """A function with a weight, and a state that it writes to: they are neither parameters nor buffers."""
+    weight, state = torch.randn(8, 8, device="cuda"), torch.zeros(8, device="cuda")
+
+    def model(x):
+        state.add_(x.mean(0))
+        return (x @ weight).tanh() + state
+
+    return model
+
+
+@on_gpu
+def test_memory_that_nobody_names_is_kept_and_put_back():
+    torch.manual_seed(1)
+    runs = reference_of(with_memory_that_nobody_names(), rows().cuda().requires_grad_())
+    exact = runs.estimates["output"].value
+    draw_by_graph(runs, 1)
+    gc.collect()
+    torch.cuda.empty_cache()
+    others = [torch.full((8, 8), 1e9, device="cuda", dtype=torch.float64) for _ in range(50)]
+    for sequence in range(2, 6):
+        distance = (draw_by_graph(runs, sequence)["output"].cpu() - exact.cpu()).abs().max()
+        assert 0 < distance < 1e-4
+    assert all(bool((other == 1e9).all()) for other in others)
 
 
 class CountsInPython(nn.Module):
@@ -236,10 +389,14 @@ def test_a_comparison_gives_the_memory_back():
     before.restore()
     compiled = record(model, model, batch)
     compiled.gradients["gradient of first.weight"].view(-1)[0] += 1e-3
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
     leaves = compare(eager, compiled, runs)
     assert max(leaf.draws for leaf in leaves) > 4
     assert runs._noisy_runs._made == 1, "one run was recorded, and no other one made"
     assert runs._noisy_runs.made_of is None
+    # What cuBLAS takes for its work stays.
+    assert torch.cuda.memory_reserved() <= reserved + (1 << 27)
     draw_by_graph(runs, 1)
 
 

@@ -337,10 +337,10 @@ def test_few_draws_make_no_transcript(monkeypatch):
         assert not runs._noisy_runs.held_tensors()
     assert runs._noisy_runs.made_of is None
     drawn(runs, 4)
-    assert runs._noisy_runs._again.noisy
+    assert runs._noisy_runs._repeater.noisy
     drawn(runs, 5)
     assert runs._noisy_runs.made_of is not None
-    assert runs._noisy_runs._again.noisy is None
+    assert runs._noisy_runs._repeater.noisy is None
 
 
 def test_a_draw_that_raises_makes_no_transcript():
@@ -383,7 +383,7 @@ def test_little_is_kept_of_long_values():
     model = nn.Linear(300, 400)
     runs = reference_of(model, torch.randn(4, 300))
     drawn(runs, 8)
-    kept = runs._noisy_runs._again.noisy.values()
+    kept = runs._noisy_runs._repeater.noisy.values()
     assert sum(tensor.nbytes for tensor in kept) < 300 * 400 * 8 / 2
     by_transcript, by_program = draws_of(runs, 3)
     assert all(are_same(by_transcript[name], value) for name, value in by_program.items())

@@ -17,7 +17,8 @@ from pytest_torchcompile.oracle.reference_runs import reference
 def reference_of(model, *args, loss=None, taped=True):
     """A reference that has drawn nothing yet; not ``taped``: nobody knows what random numbers eager draws."""
     batch, tape = Batch.of(args[0] if isinstance(args[0], dict) else args), Tape()
-    recording = record(model, model, batch, loss=loss, mode=tape)
+    module = model if isinstance(model, nn.Module) else None
+    recording = record(model, module, batch, loss=loss, mode=tape)
     assert recording.error is None, recording.error
     return reference(model, batch, loss=loss, tape=tape if taped else None, draw=False)
 
@@ -146,6 +147,27 @@ class LeavesOut(nn.Module):
     def forward(self, x):
         hidden = functional.dropout(self.norm(self.layer(x)), 0.5, self.training)
         return hidden.sin(), self.other(hidden).cos() + torch.rand(8, device=x.device)
+
+
+@torch.library.custom_op("transcripts::hidden_write", mutates_args=())
+def hidden_write(x: torch.Tensor) -> torch.Tensor:
+    """Writes to what it is given, and does not say so."""
+    x.detach().add_(1)
+    return torch.zeros(1)
+
+
+class HiddenState(nn.Module):
+    """An operator writes to its state, and nobody sees that."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        # Whole numbers, which get no noise: of others the operator would be given a copy.
+        self.register_buffer("state", torch.ones(8, dtype=torch.int64))
+
+    def forward(self, x):
+        result = self.layer(x) * self.state
+        return result + hidden_write(self.state)
 
 
 def first_output(output, batch):

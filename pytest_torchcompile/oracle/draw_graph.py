@@ -123,7 +123,7 @@ class DrawGraph:
 
     def _note_outer(self, tensor: torch.Tensor) -> None:
         address = _address_of(tensor)
-        if address not in self._own and address not in self._outer:
+        if address and address not in self._own and address not in self._outer:
             self._outer[address] = bytes_of(tensor)
 
     def _copy_what_is_written(self) -> None:
@@ -199,4 +199,8 @@ def _free_beyond_reserved(device: torch.device) -> int:
 
 
 def _address_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Of its memory; 0 where it has none, as some zeros of ``torch.func``."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0

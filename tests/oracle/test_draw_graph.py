@@ -1,20 +1,24 @@
-"""Draws by CUDA graphs have the noise of draws by the program. What can be tried without a GPU is tried without one."""
+"""Draws by CUDA graphs have the noise of draws by the program; tried without a GPU, by graphs that are emulated."""
 
 from __future__ import annotations
 
-import gc
-from dataclasses import replace
-
+import emulated_graphs
 import pytest
 import torch
-from torch import nn
-from transcript_programs import PROGRAMS, Convolutions, LeavesOut, first_output, images, reference_of, rows
+from draw_graph_checks import (
+    CountsInPython,
+    check_memory,
+    check_noise,
+    check_training,
+    draw,
+    with_memory_that_nobody_names,
+)
+from transcript_programs import PROGRAMS, Convolutions, HiddenState, images, reference_of, rows
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.gauges import graph_recording
-from pytest_torchcompile.oracle import Recording, Tape, compare, record
+from pytest_torchcompile.oracle import Recording, Tape, compare, problem, record
 from pytest_torchcompile.oracle.dice import Dice, FixedDice
-from pytest_torchcompile.oracle.draw_graph import DrawGraph, new_graph
+from pytest_torchcompile.oracle.draw_graph import new_graph
 from pytest_torchcompile.oracle.gpu_waits import is_recordable
 from pytest_torchcompile.oracle.noisy_runs import NoisyRuns
 from pytest_torchcompile.oracle.recording import Fault
@@ -22,15 +26,6 @@ from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore")]
-@torch.library.custom_op("torchcompile_tests::waits", mutates_args=())
-def waits(x: torch.Tensor) -> torch.Tensor:
-    """Ask the GPU for a number, which can't be recorded."""
-    return x * (1.0 + 0.0 * x.sum().item())
-
-
-waits.register_autograd(lambda _, grad: grad)
-
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 # ------------------------------------------------------------------------------------------------------- any machine
@@ -170,256 +165,70 @@ def test_a_tape_knows_what_cannot_be_recorded(look, can_be):
     assert tape.is_recordable == can_be
 
 
-# ---------------------------------------------------------------------------------------------------------- on a GPU
-
-# Python asks for numbers, for the state of the generator, or cuDNN for something.
-NOT_RECORDED = ("looks at lengths", "checkpoint", "recurrent")
+# ------------------------------------------------------------------------------------------------------------ emulated
 
 
-def on_cuda(value):
-    return value.cuda() if isinstance(value, torch.Tensor) else {key: each.cuda() for key, each in value.items()}
+@pytest.fixture
+def emulated(monkeypatch):
+    """References whose draws are made by graphs of a CPU."""
+    emulated_graphs.emulate(monkeypatch)
+
+    def made(model, *inputs, loss=None, taped=True):
+        torch.manual_seed(1)
+        runs = reference_of(model, *inputs, loss=loss, taped=taped)
+        runs._noisy_runs._new_graph = lambda: emulated_graphs.graph_of(runs)
+        return runs
+
+    return made
 
 
-def runs_on_gpu(model, inputs, loss=None, taped=True):
-    torch.manual_seed(1)
-    return reference_of(model().cuda().train(), on_cuda(inputs), loss=loss, taped=taped)
-
-
-def draw(runs, sequence, noise=1.0, rest=True):
-    values, error = runs._noisy_runs.draw(sequence, noise, rest)
-    assert error is None
-    return values
-
-
-def draw_by_graph(runs, sequence, noise=1.0, rest=True):
-    values = draw(runs, sequence, noise, rest)
-    assert isinstance(runs._noisy_runs.made_of, DrawGraph), runs._noisy_runs.why_no_graph
-    return values
-
-
-def sizes_of_noise(runs, draws):
-    """The root mean square of what draws change, for each leaf of floating numbers."""
-    sizes = {}
-    for name, estimate in runs.estimates.items():
-        if estimate.continuous:
-            errors = [values[name].double().cpu() - estimate.value.double().cpu() for values in draws]
-            sizes[name] = float(torch.stack(errors).square().mean().sqrt())
-    return sizes
-
-
-@on_gpu
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_RECORDED])
-def test_noise_is_as_large_as_that_of_the_program(name):
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "looks at lengths"])
+def test_emulated_noise_is_as_large_as_that_of_the_program(emulated, name):
     make, inputs, loss = PROGRAMS[name]
-    runs = runs_on_gpu(make, inputs(), loss)
-    by_graph = [draw_by_graph(runs, sequence) for sequence in range(40)]
-    by_program = []
-    for sequence in range(40):
-        runs._dice.begin_sequence(sequence)
-        by_program.append(runs._run_with(1.0).values_by_name())
-    assert by_graph[0].keys() == by_program[0].keys()
-    mine, theirs = sizes_of_noise(runs, by_graph), sizes_of_noise(runs, by_program)
-    for leaf, size in theirs.items():
-        assert mine[leaf] == pytest.approx(size, rel=0.5, abs=1e-16), leaf
-    assert len({float(values["loss"]) for values in by_graph}) == 40
-
-
-@on_gpu
-def test_no_noise_is_the_exact_run_and_more_noise_is_more():
-    runs = runs_on_gpu(Convolutions, images())
-    draw(runs, 8)
-    draws = {noise: [draw_by_graph(runs, number, noise) for number in range(20)] for noise in (1.0, 4.0)}
-    usual, loud = sizes_of_noise(runs, draws[1.0]), sizes_of_noise(runs, draws[4.0])
-    assert loud["loss"] == pytest.approx(4 * usual["loss"], rel=0.5)
-    exact = draw_by_graph(runs, 0, 0.0)
-    for name, estimate in runs.estimates.items():
-        if estimate.continuous:
-            far = (exact[name].cpu().double() - estimate.value.cpu().double()).abs().max()
-            assert far <= 1e-12 * (1 + estimate.value.abs().max()), name
-
-
-@on_gpu
-def test_the_same_sequence_is_the_same_noise():
-    runs = runs_on_gpu(Convolutions, images())
-    draw(runs, 8)
-    first, other, again = (draw_by_graph(runs, sequence)["loss"] for sequence in (1, 2, 1))
-    assert torch.allclose(first, again, rtol=1e-13)
-    assert not torch.allclose(first, other, rtol=1e-13)
-
-
-@on_gpu
-def test_the_second_pass_is_launched_where_it_is_asked_for():
-    runs = runs_on_gpu(LeavesOut, rows(), first_output)
-    draw(runs, 8)
-    whole, left = draw_by_graph(runs, 1), draw_by_graph(runs, 1, rest=False)
-    assert len(whole) == len(left) + 6  # a gradient of each parameter
-    for name, value in left.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.allclose(whole[name], value, rtol=1e-12), name
-
-
-@on_gpu
-def test_random_numbers_of_its_own_are_those_of_the_program():
-    """The tape has none for them: its generator is seeded before each launch."""
-    runs = runs_on_gpu(Convolutions, images())
-    runs.program = replace(runs.program, tape=Tape())
-    values = runs._run_with(0.0).values_by_name()
-    runs._noisy_runs._exact = lambda: values
-    exact = values["loss"]
-    for sequence in (3, 4):
-        drawn = draw_by_graph(runs, sequence)["loss"]
-        # Other numbers for the dropout would move it by a part of itself.
-        assert 0 < (drawn - exact).abs() < 1e-2 * exact.abs()
-
-
-class Waits(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return waits(self.layer(x))
-
-
-@on_gpu
-def test_a_recording_that_fails_leaves_nothing_behind(monkeypatch):
-    """The generator, also in graphs that have it, the stream, the allocator, and the next graph are as before."""
-    monkeypatch.setattr(graph_recording, "_DEVICES", {})
-    x, earlier = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(earlier):
-        x.uniform_()
-    runs = runs_on_gpu(Waits, rows())
-    assert not runs.program.tape.is_recordable
-    graph = DrawGraph(torch.device("cuda", 0), torch.float64)
-    torch.manual_seed(5)
-    expected_next = torch.rand(4, device="cuda")
-    stream = torch.cuda.current_stream()
-    torch.manual_seed(5)
-    recording = runs._run_with(1.0, True, graph)
-    assert graph.why
-    assert recording.error is not None
-    assert graph_recording.has_failed_on(torch.device("cuda", 0))
-    assert torch.cuda.current_stream() == stream
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(4, device="cuda"), expected_next)
-    torch.manual_seed(5)
-    earlier.replay()
-    assert torch.equal(x, expected_next)
-    reserved, large = torch.cuda.memory_reserved(), torch.empty(1 << 28, device="cuda")
-    del large
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= reserved
-    drawn = draw(runs, 1)
-    assert runs._noisy_runs.made_of is None
-    runs._dice.begin_sequence(1)
-    assert torch.allclose(drawn["loss"], runs._run_with(1.0).values_by_name()["loss"], rtol=1e-12)
-    following = runs_on_gpu(Convolutions, images())
-    draw(following, 1)
-    assert following._noisy_runs.made_of is None, "after a failure no other recording is tried"
-    monkeypatch.setattr(graph_recording, "_DEVICES", {})
-    draw_by_graph(runs_on_gpu(Convolutions, images()), 1)
-
-
-@on_gpu
-@pytest.mark.parametrize("name", NOT_RECORDED)
-def test_what_is_known_to_wait_is_not_recorded(name):
-    make, inputs, loss = PROGRAMS[name]
-    runs = runs_on_gpu(make, inputs(), loss)
-    draw(runs, 1)
-    assert runs._noisy_runs.made_of is None
-    assert not graph_recording.has_failed_on(torch.device("cuda", 0))
-
-
-def with_memory_that_nobody_names():
-    """A function with a weight, and a state that it writes to: they are neither parameters nor buffers."""
-    weight, state = torch.randn(8, 8, device="cuda"), torch.zeros(8, device="cuda")
-
-    def model(x):
-        state.add_(x.mean(0))
-        return (x @ weight).tanh() + state
-
-    return model
-
-
-@on_gpu
-def test_memory_that_nobody_names_is_kept_and_put_back():
     torch.manual_seed(1)
-    runs = reference_of(with_memory_that_nobody_names(), rows().cuda().requires_grad_())
-    exact = runs.estimates["output"].value
-    draw_by_graph(runs, 1)
-    gc.collect()
-    torch.cuda.empty_cache()
-    others = [torch.full((8, 8), 1e9, device="cuda", dtype=torch.float64) for _ in range(50)]
-    for sequence in range(2, 6):
-        distance = (draw_by_graph(runs, sequence)["output"].cpu() - exact.cpu()).abs().max()
-        assert 0 < distance < 1e-4
-    assert all(bool((other == 1e9).all()) for other in others)
+    check_noise(emulated(make(), inputs(), loss=loss))
 
 
-class CountsInPython(nn.Module):
-    """Multiplies by how often it was called, which a graph takes for a constant."""
-
-    calls = 0
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        CountsInPython.calls += 1
-        return self.layer(x) * CountsInPython.calls
+def test_emulated_steps_of_training(emulated):
+    training = Training(Convolutions(), None, None, 0.1)
+    values = steps_of([Batch.of(images()), Batch.of(images() * 2)]).value
+    check_training(emulated(training, values, loss=no_loss))
 
 
-@on_gpu
-def test_a_graph_that_does_not_repeat_the_exact_run_is_not_used():
-    runs = runs_on_gpu(CountsInPython, rows())
+def test_emulated_memory_that_nobody_names(emulated):
+    """It is kept, and put back before each launch."""
+    runs = emulated(with_memory_that_nobody_names("cpu"), rows())
+    check_memory(runs, "cpu")
+
+
+@pytest.mark.parametrize("hidden", [CountsInPython, HiddenState])
+def test_emulated_state_that_no_launch_puts_back(emulated, hidden):
+    runs = emulated(hidden(), rows())
     draw(runs, 1)
     assert runs._noisy_runs.made_of is None
     assert runs._noisy_runs.why_no_graph == "it does not repeat the exact run"
 
 
-@on_gpu
-def test_a_comparison_gives_the_memory_back():
+def test_an_operator_that_is_given_functions_is_not_recorded(emulated):
+    runs = emulated(lambda x: torch.cond(x.sum() > 0, lambda y: (y.sin(),), lambda y: (y.cos(),), (x,)), rows())
+    draw(runs, 1)
+    assert runs._noisy_runs.made_of is None
+    assert runs._noisy_runs.why_no_graph.startswith("cond")
+
+
+def test_what_is_recorded_takes_no_part_in_the_estimates_of_others(emulated):
+    """A comparison that makes draws by graphs finds what one by the program finds."""
     torch.manual_seed(1)
-    model = Convolutions().cuda()
-    batch = Batch.of((images().cuda(),))
-    runs = runs_on_gpu(Convolutions, images())
+    model, batch = Convolutions(), Batch.of((images(),))
     before = StateSnapshot(model)
     eager = record(model, model, batch)
     before.restore()
     compiled = record(model, model, batch)
+    before.restore()
     compiled.gradients["gradient of first.weight"].view(-1)[0] += 1e-3
-    torch.cuda.empty_cache()
-    reserved = torch.cuda.memory_reserved()
-    leaves = compare(eager, compiled, runs)
-    assert max(leaf.draws for leaf in leaves) > 4
-    assert runs._noisy_runs._made == 1, "one run was recorded, and no other one made"
-    assert runs._noisy_runs.made_of is None
-    # What cuBLAS takes for its work stays.
-    assert torch.cuda.memory_reserved() <= reserved + (1 << 27)
-    draw_by_graph(runs, 1)
-
-
-@on_gpu
-def test_without_room_for_another_run_there_is_no_graph(monkeypatch):
-    runs = runs_on_gpu(Convolutions, images())
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 30))
-    draw(runs, 1)
-    assert runs._noisy_runs.made_of is None
-
-
-@on_gpu
-def test_steps_of_training_are_recorded():
-    """Parameters are written to: each launch begins with those from before the steps."""
-    torch.manual_seed(1)
-    training = Training(Convolutions().cuda(), None, None, 0.1)
-    values = steps_of([Batch.of(images().cuda()), Batch.of(images().cuda() * 2)]).value
-    runs = reference_of(training, values, loss=no_loss)
-    exact = {name: estimate.value for name, estimate in runs.estimates.items()}
-    name = next(name for name in exact if name.endswith("weight after the call"))
-    moved = []
-    for sequence in (1, 2, 3):
-        value = draw_by_graph(runs, sequence)[name]
-        moved.append(float((value.cpu() - exact[name].cpu()).abs().max() / exact[name].abs().max()))
-    assert all(0 < distance < 1e-3 for distance in moved)
-    assert max(moved) < 4 * min(moved), "each draw goes on from the one before"
+    by_program, by_graph = reference_of(model, images()), emulated(model, images())
+    expected, found = (compare(eager, compiled, runs) for runs in (by_program, by_graph))
+    wrong = [[leaf.name for leaf in leaves if problem(leaf)] for leaves in (expected, found)]
+    assert wrong[0] == wrong[1] != []
+    assert by_graph._noisy_runs._made == 1
+    assert by_graph._noisy_runs.made_of is None, "it is given back"

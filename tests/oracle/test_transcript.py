@@ -14,10 +14,12 @@ from transcript_programs import (
     Checkpointed,
     Convolutions,
     Copies,
+    HiddenState,
     LeavesOut,
     WritesToViews,
     first_output,
     functional,
+    hidden_write,
     images,
     reference_of,
     rows,
@@ -119,13 +121,6 @@ def _in_place_of_a_kernel(hidden):
     made = torch.empty(8)
     hidden_write(made)
     return made
-
-
-@torch.library.custom_op("transcripts::hidden_write", mutates_args=())
-def hidden_write(x: torch.Tensor) -> torch.Tensor:
-    """Writes to what it is given, and does not say so."""
-    x.detach().add_(1)
-    return torch.zeros(1)
 
 
 def _raises(hidden):
@@ -267,20 +262,6 @@ def test_what_no_operator_was_seen_to_do_shows_without_noise(unseen):
     runs._run_with(1.0, listener=transcript)
     assert not transcript.why
     assert make_transcript(runs) is None
-
-
-class HiddenState(nn.Module):
-    """An operator writes to its state, and nobody sees that."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        # Whole numbers, which get no noise: of others the operator would be given a copy.
-        self.register_buffer("state", torch.ones(8, dtype=torch.int64))
-
-    def forward(self, x):
-        result = self.layer(x) * self.state
-        return result + hidden_write(self.state)
 
 
 @pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float32).min])

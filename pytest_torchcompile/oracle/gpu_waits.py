@@ -33,7 +33,7 @@ def asks_for_numbers(func: Any, args: Sequence[Any]) -> bool:
         return True
     if torch.Tag.dynamic_output_shape not in tags:
         return False
-    return func._schema.name != "aten::index" or _has_mask(args[1])
+    return func._schema.name != "aten::index" or _has_mask(args)
 
 
 def is_recordable(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
@@ -44,7 +44,7 @@ def is_recordable(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out
     space, _, name = func._schema.name.partition("::")
     if space != "aten" or name.startswith(_NEVER) or name in _LIFTS or asks_for_numbers(func, args):
         return False
-    if name in _BY_MASK and _has_mask(args[1]):
+    if name in _BY_MASK and _has_mask(args):
         return False
     # A single number on a CPU is handed to a kernel as it is, but for one that copies it.
     devices = {tensor.device for tensor in (*given, *made) if tensor.dim() or name in _COPIES}
@@ -62,5 +62,6 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
                     yield each
 
 
-def _has_mask(indices: Sequence[Any]) -> bool:
-    return any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices)
+def _has_mask(args: Sequence[Any]) -> bool:
+    """Whether one of the indices, which are the second argument, chooses by true and false."""
+    return any(index.dtype in _MASKS for index in tensors_in(args[1:2]))

@@ -16,17 +16,23 @@ pytestmark = pytest.mark.needs_torch
 PER_THREAD = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def run_in_thread(function):
     thread = threading.Thread(target=function, name="serving")
     thread.start()
     thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Of a cell that an earlier test ran here, this thread alone has the number of threads to compile with."""
+    from torch._inductor import config
+
+    seen = []
+    run_in_thread(lambda: seen.append(config.compile_threads))
+    torch.compiler.reset()
+    with config.patch(compile_threads=seen[0]):
+        yield
+    torch.compiler.reset()
 
 
 def test_the_thread_of_a_compile_is_named():

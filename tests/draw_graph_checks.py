@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from transcript_programs import draw
 
 from pytest_torchcompile.oracle.draw_graph import DrawGraph
 
@@ -18,11 +19,6 @@ def waits(x: torch.Tensor) -> torch.Tensor:
 
 
 waits.register_autograd(lambda _, grad: grad)
-
-def draw(runs, sequence, noise=1.0, rest=True):
-    values, error = runs._noisy_runs.draw(sequence, noise, rest)
-    assert error is None
-    return values
 
 
 def draw_by_graph(runs, sequence, noise=1.0, rest=True):

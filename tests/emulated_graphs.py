@@ -69,6 +69,6 @@ def emulate(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
 
-def graph_of(runs):
-    """A draw graph for a reference whose program is on a CPU."""
+def new_graph():
+    """An empty draw graph for a program on a CPU."""
     return draw_graph.DrawGraph(torch.device("cpu"), torch.float64)

@@ -23,6 +23,13 @@ def reference_of(model, *args, loss=None, taped=True):
     return reference(model, batch, loss=loss, tape=tape if taped else None, draw=False)
 
 
+def draw(runs, sequence, noise=1.0, rest=True):
+    """The values of a draw, which raises nothing."""
+    values, error = runs._noisy_runs.draw(sequence, noise, rest)
+    assert error is None
+    return values
+
+
 def images():
     torch.manual_seed(0)
     return torch.randn(4, 3, 8, 8)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from pytest_torchcompile.oracle.dice import FixedDice
 from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.tape import Tape, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import bytes_of
+from pytest_torchcompile.oracle.transcript_steps import Listener
 from pytest_torchcompile.state.torch_state import seed_everything
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ class _Pass:
     """By name; tensors are where each launch leaves them."""
 
 
-class DrawGraph:
+class DrawGraph(Listener):
     """Is told of a run while it is recorded, as a ``Transcript`` is, and launches it as often as is asked for."""
 
-    is_graph = True
+    is_graph: Literal[True] = True
 
     def __init__(self, device: torch.device, wide: torch.dtype) -> None:
         """``wide``: the dtype that the program runs in."""
@@ -97,14 +98,6 @@ class DrawGraph:
             with self._refusing(), torch.no_grad():
                 self._copy_what_is_written()
                 graph.replay()
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """What is raised here is no error of the program."""
-        try:
-            yield
-        except Exception as error:
-            self.refuse(f"{type(error).__name__}: {error}")
 
     def note(self, performer: Performer, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call of an operator, and remember which memory it reads, takes and writes to."""

@@ -183,8 +183,9 @@ class NoisyRuns:
 
     def release(self) -> None:
         """Give back the memory of a graph. The next draw records it again."""
-        if self._repeater is not None and self._repeater.made_of.is_graph:
-            self._repeater.made_of.release()
+        made_of = self.made_of
+        if made_of is not None and made_of.is_graph:
+            made_of.release()
             self._repeater, self._tries_graph = None, True
 
     def held_tensors(self) -> list[torch.Tensor]:

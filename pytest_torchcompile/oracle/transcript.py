@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,6 +26,7 @@ from pytest_torchcompile.oracle.tape import as_sequence, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import Memory, OuterTensor, bytes_of, memory_of
 from pytest_torchcompile.oracle.transcript_steps import (
     CallStep,
+    Listener,
     Number,
     Performer,
     Place,
@@ -53,10 +54,10 @@ _BLANK: Final = frozenset({
 _KEYS: Final = count()
 
 
-class Transcript:
+class Transcript(Listener):
     """Is told each call of an operator while a program runs, and makes the run again as often as is asked for."""
 
-    is_graph = False
+    is_graph: Literal[False] = False
     dice = None
 
     def __init__(self) -> None:
@@ -156,14 +157,6 @@ class Transcript:
             self._note_results(step, out, moved)
         return out
 
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """What is raised here is no error of the program."""
-        try:
-            yield
-        except Exception as error:
-            self.refuse(f"{type(error).__name__}: {error}")
-
     def keep(self, name: str, value: Any) -> None:
         """Remember one of the pass' results: a tensor as it is now, or another value."""
         if self.why or self.ended:
@@ -199,10 +192,6 @@ class Transcript:
                 if number not in needed:
                     step.done.append(number)
                     needed.add(number)
-
-    def release(self) -> None:
-        """It can't be run any more."""
-        self.refuse("it was released")
 
     def held_tensors(self) -> list[torch.Tensor]:
         """The tensors that it keeps."""

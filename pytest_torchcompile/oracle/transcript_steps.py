@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -11,7 +12,7 @@ import torch
 from pytest_torchcompile.oracle.tape import as_sequence
 from pytest_torchcompile.state.torch_state import seed_everything
 
-__all__ = ["CallStep", "Number", "Performer", "SeedStep", "Step", "ViewStep", "put_argument"]
+__all__ = ["CallStep", "Listener", "Number", "Performer", "SeedStep", "Step", "ViewStep", "put_argument"]
 
 Place: TypeAlias = "int | str"
 """Of an argument: its position, or its name."""
@@ -22,6 +23,22 @@ class Performer(Protocol):
 
     def perform(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it."""
+
+
+class Listener:
+    """What is told each call while a program runs, so that the run can be made again: a transcript, or a graph."""
+
+    def refuse(self, why: str) -> None:
+        """The run can't be made again."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What is raised here is no error of the program."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from draw_graph_checks import (
     check_memory,
     check_noise,
     check_training,
-    draw,
     with_memory_that_nobody_names,
 )
-from transcript_programs import PROGRAMS, Convolutions, HiddenState, images, reference_of, rows
+from transcript_programs import PROGRAMS, Convolutions, HiddenState, draw, images, reference_of, rows
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Recording, Tape, compare, problem, record
@@ -176,7 +175,7 @@ def emulated(monkeypatch):
     def made(model, *inputs, loss=None, taped=True):
         torch.manual_seed(1)
         runs = reference_of(model, *inputs, loss=loss, taped=taped)
-        runs._noisy_runs._new_graph = lambda: emulated_graphs.graph_of(runs)
+        runs._noisy_runs._new_graph = emulated_graphs.new_graph
         return runs
 
     return made

@@ -11,14 +11,13 @@ from draw_graph_checks import (
     check_memory,
     check_noise,
     check_training,
-    draw,
     draw_by_graph,
     sizes_of_noise,
     waits,
     with_memory_that_nobody_names,
 )
 from torch import nn
-from transcript_programs import PROGRAMS, Convolutions, LeavesOut, first_output, images, reference_of, rows
+from transcript_programs import PROGRAMS, Convolutions, LeavesOut, draw, first_output, images, reference_of, rows
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges import graph_recording

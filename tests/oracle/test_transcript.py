@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.nn import functional
 from transcript_programs import (
     PROGRAMS,
     Checkpointed,
@@ -17,8 +18,8 @@ from transcript_programs import (
     HiddenState,
     LeavesOut,
     WritesToViews,
+    draw,
     first_output,
-    functional,
     hidden_write,
     images,
     reference_of,
@@ -40,16 +41,10 @@ def at_once(monkeypatch):
     monkeypatch.setattr(noisy_runs, "_BEFORE", 0)
 
 
-def drawn(runs, number, rest=True):
-    values, error = runs._noisy_runs.draw(number, 1.0, rest)
-    assert error is None
-    return values
-
-
 def make_transcript(runs, rest=True):
     """Made in the first of two draws, and tried before the second."""
     for number in (8, 9):
-        drawn(runs, number, rest)
+        draw(runs, number, rest=rest)
     return runs._noisy_runs.made_of
 
 
@@ -57,7 +52,7 @@ def draws_of(runs, number, rest=True):
     """The values of a draw by the transcript, and by the program itself."""
     if runs._noisy_runs.made_of is None:
         make_transcript(runs)
-    by_transcript = drawn(runs, number, rest)
+    by_transcript = draw(runs, number, rest=rest)
     assert runs._noisy_runs.made_of is not None, "the program was run"
     runs._dice.begin_sequence(number)
     return by_transcript, runs._run_with(1.0, rest).values_by_name()
@@ -164,7 +159,7 @@ def test_a_program_that_looks_at_numbers_is_run_itself(why):
     runs._run_with(1.0, listener=transcript)
     assert transcript.why == why
     assert not transcript.held_tensors()
-    values = [drawn(runs, number)["loss"] for number in range(3)]
+    values = [draw(runs, number)["loss"] for number in range(3)]
     assert runs._noisy_runs.made_of is None
     assert len({float(value) for value in values}) == 3
 
@@ -239,7 +234,7 @@ def test_copies_made_while_it_runs_are_other_tensors():
     runs = reference_of(Copies(), rows())
     transcript = Transcript()
     assert runs._run_with(1.0, listener=transcript).error is None
-    values = [drawn(runs, number)["loss"] for number in range(4)]
+    values = [draw(runs, number)["loss"] for number in range(4)]
     runs._dice.begin_sequence(3)
     assert torch.equal(values[3], runs._run_with(1.0).values_by_name()["loss"])
 
@@ -279,7 +274,7 @@ def test_a_transcript_that_does_not_repeat_the_run_is_not_used():
     transcript.end()
     assert not transcript.why
     assert make_transcript(runs) is None
-    values = drawn(runs, 0)
+    values = draw(runs, 0)
     runs._dice.begin_sequence(0)
     assert torch.equal(values["loss"], runs._run_with(1.0).values_by_name()["loss"])
 
@@ -293,7 +288,7 @@ def test_what_only_a_draw_raises_is_left_to_the_program(monkeypatch):
         raise RuntimeError("planted: no memory")
 
     monkeypatch.setattr(runs._noisy_runs.made_of, "run", fails)
-    values = drawn(runs, 3)
+    values = draw(runs, 3)
     assert runs._noisy_runs.made_of is None
     assert torch.equal(values["loss"], by_program["loss"])
 
@@ -302,8 +297,8 @@ def test_a_transcript_without_the_rest_is_asked_for_no_rest():
     torch.manual_seed(1)
     runs = reference_of(LeavesOut(), rows(), loss=first_output)
     make_transcript(runs, rest=False)
-    left = drawn(runs, 1, rest=False)
-    whole = drawn(runs, 1, rest=True)
+    left = draw(runs, 1, rest=False)
+    whole = draw(runs, 1, rest=True)
     assert runs._noisy_runs.made_of is not None
     assert len(whole) == len(left) + 6
     assert all(are_same(whole[name], value) for name, value in left.items())
@@ -314,12 +309,12 @@ def test_few_draws_make_no_transcript(monkeypatch):
     torch.manual_seed(1)
     runs = reference_of(Convolutions(), images())
     for number in range(4):
-        drawn(runs, number)
+        draw(runs, number)
         assert not runs._noisy_runs.held_tensors()
     assert runs._noisy_runs.made_of is None
-    drawn(runs, 4)
+    draw(runs, 4)
     assert runs._noisy_runs._repeater.noisy
-    drawn(runs, 5)
+    draw(runs, 5)
     assert runs._noisy_runs.made_of is not None
     assert runs._noisy_runs._repeater.noisy is None
 
@@ -363,7 +358,7 @@ def test_little_is_kept_of_long_values():
     torch.manual_seed(1)
     model = nn.Linear(300, 400)
     runs = reference_of(model, torch.randn(4, 300))
-    drawn(runs, 8)
+    draw(runs, 8)
     kept = runs._noisy_runs._repeater.noisy.values()
     assert sum(tensor.nbytes for tensor in kept) < 300 * 400 * 8 / 2
     by_transcript, by_program = draws_of(runs, 3)

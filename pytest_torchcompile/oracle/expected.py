@@ -86,6 +86,10 @@ class Reference:
         """Whether a second float64 run gives this leaf again, up to rounding: then only rounding wavers."""
         return False
 
+    def repeats_at_once(self, name: str) -> bool:
+        """As :meth:`repeats`, where no run of the program is needed to say so; else False."""
+        return False
+
     def other_orders(self, name: str) -> Estimate | None:
         """What eager makes of this leaf where it adds up in other orders; None where no sum has terms that
         repeat."""

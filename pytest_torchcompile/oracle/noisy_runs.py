@@ -142,6 +142,21 @@ class NoisyRuns:
         self._dice.begin_sequence(sequence)
         return graph.launch(self._dice.next_seed(), noise, rest)
 
+    @property
+    def can_launch(self) -> bool:
+        """Whether further draws are launches of a graph."""
+        return self.made_of is not None and self.made_of.is_graph
+
+    def launch_exactly(self) -> dict[str, Any] | None:
+        """The values of a second run of the program without noise, by the graph that was recorded of it; None where
+        there is none."""
+        if not self.can_launch or self._repeater is None or not self._repeater.has_rest:
+            return None
+        try:
+            return self._repeater.run(0, 0.0, True)
+        except Exception:  # the GPU has no memory left for the values
+            return None
+
     def _is_proved(self, repeater: _Repeater) -> bool:
         """Whether what was made of a run with noise gives the values of the exact run, where it is run without.
 

@@ -256,8 +256,12 @@ class _Runs(Reference):
         if estimate is None or not self.draws:
             return False
         if self._again is None:
-            self._again = self._run_with(0.0).values_by_name()
+            self._again = self._noisy_runs.launch_exactly() or self._run_with(0.0).values_by_name()
         return estimate.is_repeated_by(self._again.get(name), self.unit)
+
+    def repeats_at_once(self, name: str) -> bool:
+        """By the graph of a second run of the program, or by what :meth:`repeats` has run before."""
+        return (self._again is not None or self._noisy_runs.can_launch) and self.repeats(name)
 
     def held_tensors(self) -> list[torch.Tensor]:
         """The estimates and the copies of the model."""

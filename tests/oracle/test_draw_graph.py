@@ -12,12 +12,22 @@ from draw_graph_checks import (
     check_training,
     with_memory_that_nobody_names,
 )
-from transcript_programs import PROGRAMS, Convolutions, HiddenState, draw, images, reference_of, rows
+from transcript_programs import (
+    PROGRAMS,
+    Convolutions,
+    HiddenState,
+    LeavesOut,
+    draw,
+    first_output,
+    images,
+    reference_of,
+    rows,
+)
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Recording, Tape, compare, problem, record
 from pytest_torchcompile.oracle.dice import Dice, FixedDice
-from pytest_torchcompile.oracle.draw_graph import new_graph
+from pytest_torchcompile.oracle.draw_graph import DrawGraph, new_graph
 from pytest_torchcompile.oracle.gpu_waits import is_recordable
 from pytest_torchcompile.oracle.noisy_runs import NoisyRuns
 from pytest_torchcompile.oracle.recording import Fault
@@ -231,3 +241,36 @@ def test_what_is_recorded_takes_no_part_in_the_estimates_of_others(emulated):
     assert wrong[0] == wrong[1] != []
     assert by_graph._noisy_runs._made == 1
     assert by_graph._noisy_runs.made_of is None, "it is given back"
+    # The graph was recorded in a second run, and gives the values of the first.
+    assert by_program._twin is not None
+    assert by_graph._twin is None
+
+
+def test_what_wavers_is_asked_again_where_graphs_are_tried(emulated):
+    torch.manual_seed(1)
+    model, batch = CountsInPython(), Batch.of(rows())
+    eager, compiled = record(model, model, batch), record(model, model, batch)
+    runs = emulated(model, rows())
+    leaves = compare(eager, compiled, runs)
+    assert not any(map(problem, leaves))
+    assert "nondeterministic" in {leaf.kind for leaf in leaves}
+    assert runs._twin is not None
+
+
+def test_without_its_second_pass_a_graph_says_nothing_of_other_leaves(emulated):
+    runs = emulated(LeavesOut(), rows(), loss=first_output)
+    draw(runs, 1, rest=False)
+    assert runs._noisy_runs.can_launch
+    assert runs._noisy_runs.launch_exactly() is None
+    assert all(runs.repeats(name) for name in runs.estimates)
+
+
+def test_a_launch_that_fails_is_followed_by_a_run(emulated, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("planted: no room")
+
+    runs = emulated(Convolutions(), images())
+    draw(runs, 1)
+    monkeypatch.setattr(DrawGraph, "launch", full)
+    assert runs._noisy_runs.launch_exactly() is None
+    assert runs.repeats_at_once("loss")

@@ -178,6 +178,7 @@ def test_a_comparison_gives_the_memory_back():
     leaves = compare(eager, compiled, runs)
     assert max(leaf.draws for leaf in leaves) > 4
     assert runs._noisy_runs._made == 1, "one run was recorded, and no other one made"
+    assert runs._twin is None, "the graph says that the program repeats itself"
     assert runs._noisy_runs.made_of is None
     # What cuBLAS takes for its work stays.
     assert torch.cuda.memory_reserved() <= reserved + (1 << 27)

@@ -37,6 +37,8 @@ _WIDES = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": 
 _BY_OPERATOR = ("float64", "float32", "same-precision")
 DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
 """Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
+# The same where draws are launches of a graph, which take less time than to measure the leaves once more.
+_LAUNCHED = (1, 4, 12, 36)
 FEW = 4
 """Draws that a leaf gets before it is left undecided. Of the further ones every other is loud: a loud one among few
 would let pass by luck what is off by the limit and half of it."""
@@ -180,7 +182,7 @@ class _Runs(Reference):
         return ranges
 
     def more(self, names: Collection[str] | None = None) -> bool:
-        """Draw for the leaves with the fewest draws, up to the next number of :data:`DRAWS`."""
+        """Draw for the leaves with the fewest draws, up to the next number of :data:`DRAWS`, or of those by a graph."""
         if names is None:
             names = self.estimates
         chosen = [name for name in names if name in self.estimates]
@@ -194,7 +196,8 @@ class _Runs(Reference):
         made = min(self.estimates[name].offered for name in chosen)
         if made == DRAWS[-1]:
             return False
-        enough = next(number for number in DRAWS if number > made)
+        numbers = _LAUNCHED if self._noisy_runs.can_launch else DRAWS
+        enough = next(number for number in numbers if number > made)
         for number in range(made, enough):
             self._draw(number, [name for name in chosen if self.estimates[name].offered == number])
         return True

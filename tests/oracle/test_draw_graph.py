@@ -265,6 +265,16 @@ def test_without_its_second_pass_a_graph_says_nothing_of_other_leaves(emulated):
     assert all(runs.repeats(name) for name in runs.estimates)
 
 
+def test_leaves_are_looked_at_less_often_where_draws_are_launches(emulated):
+    by_graph, by_program = emulated(Convolutions(), images()), reference_of(Convolutions(), images())
+    looks = []
+    for runs in (by_graph, by_program):
+        looks.append([])
+        while runs.more(["loss"]):
+            looks[-1].append(runs.estimates["loss"].offered)
+    assert looks == [[1, 4, 12, 36], [1, 2, 3, 4, 6, 8, 12, 16, 24, 36]]
+
+
 def test_a_launch_that_fails_is_followed_by_a_run(emulated, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("planted: no room")

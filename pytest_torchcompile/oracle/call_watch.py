@@ -81,11 +81,14 @@ class Watch:
         items |= {f"attribute {name}": Item.of(tensor) for name, tensor in self.attributes()}
         return items
 
+    def inputs_after(self) -> dict[str, torch.Tensor]:
+        """The inputs, and further tensors that the call has put into a list or dict that it was given."""
+        return {**dict(_input_tensors(self.private)), **self.inputs}
+
     def mutated(self) -> dict[str, Item]:
         """Inputs and parameters that were written to, and all that a training is there to move."""
         after = {}
-        # A call may have put further tensors into a list or dict that it was given.
-        for name, tensor in {**dict(_input_tensors(self.private)), **self.inputs}.items():
+        for name, tensor in self.inputs_after().items():
             old = self.before.get(name)
             if old is None or not _is_untouched(old, tensor):
                 after[f"{name} after the call"] = Item.of(tensor)

@@ -86,8 +86,11 @@ class Reference:
         """Whether a second float64 run gives this leaf again, up to rounding: then only rounding wavers."""
         return False
 
-    def repeats_at_once(self, name: str) -> bool:
-        """As :meth:`repeats`, where no run of the program is needed to say so; else False."""
+    def is_repeated_by_graph(self, name: str) -> bool:
+        """Whether a CUDA graph, recorded in a second float64 run, gives this leaf again; False where there is none.
+
+        It is what that one run did. A program that does something else now and then is seen by :meth:`repeats` alone.
+        """
         return False
 
     def other_orders(self, name: str) -> Estimate | None:

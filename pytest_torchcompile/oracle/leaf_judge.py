@@ -184,7 +184,7 @@ class LeafJudge:
             wanting = self._wanting([leaves[place] for place in places.values()], wanting)
         for name in self._waiting_names():
             leaves[places[name]] = self._measure(self._states[name].values)
-        asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]
+        asking = [name for name, place in places.items() if self._wants_second_run(leaves[place])]
         wavering = self._wavering(asking)
         for name in wavering:
             leaves[places[name]] = self._wavering_leaf(leaves[places[name]], self._states[name].values)
@@ -317,11 +317,19 @@ class LeafJudge:
     def _measure_against(self, reference: Reference, values: LeafValues) -> Leaf:
         return judge_values(values.name, values.kind, values.eager, values.compiled, reference, self._limits)
 
-    def _needs_second_run(self, leaf: Leaf) -> bool:
-        """Whether to ask a second eager run: noise may excuse this leaf only because eager does not repeat itself.
+    def _wants_second_run(self, leaf: Leaf) -> bool:
+        """Whether to ask a second eager run. Where a leaf is right, a graph that gives it again says enough."""
+        if not self._needs_second_run(leaf):
+            return False
+        is_right = self._problem(leaf, self._limits) is None
+        return not (is_right and self._reference().is_repeated_by_graph(leaf.name))
 
-        Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
-        no element by much. A leaf that is zero but for noise is undecided as it is.
+    def _needs_second_run(self, leaf: Leaf) -> bool:
+        """Whether a second eager run may change a verdict.
+
+        Noise may excuse this leaf only because eager does not repeat itself. Nothing is excused where eager and
+        compiled are both within rounding of the float64 run, nor where noise moves no element by much. A leaf that is
+        zero but for noise is undecided as it is.
         """
         state = self._states[leaf.name]
         if state.is_settled:
@@ -340,9 +348,8 @@ class LeafJudge:
         """Of some values, those of which a second eager run differs by more than rounding.
 
         Where it does the noise draws waver too and would excuse anything. A difference that another order of
-        summation has amplified is none: the float64 run repeats. Where that is known, no eager run is asked.
+        summation has amplified is none: the float64 run repeats.
         """
-        names = [name for name in names if not self._reference().repeats_at_once(name)]
         if not names:
             return set()
         twin = self._reference().twin().items_by_name()

@@ -14,6 +14,7 @@ from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.estimate import as_real, small_ones_to_cpu
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.recording import Fault, Recording
+from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph
@@ -76,7 +77,10 @@ class NoisyRuns:
 
     def draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
         """Run it with the noise of a sequence of the dice. Returns the values by name, and what it raised."""
-        if self._repeater is not None and (self._repeater.has_rest or not rest):
+        if self._repeater is not None and rest and not self._repeater.has_rest:
+            self.release()
+            self._repeater = None
+        if self._repeater is not None:
             try:
                 if self._is_proved(self._repeater):
                     return self._repeater.run(sequence, noise, rest), None
@@ -133,7 +137,7 @@ class NoisyRuns:
         values = self._launch(graph, sequence, noise, rest)
         # It runs for the third time: what a launch does not put back has changed by now.
         quiet = self._launch(graph, sequence, 0.0, rest)
-        if not self._are_near(quiet, _samples(values)):
+        if not self._are_near(quiet, _samples(values), rest):
             self.why_no_graph = "it does not repeat the exact run"
             return None
         return values
@@ -148,8 +152,10 @@ class NoisyRuns:
         return self.made_of is not None and self.made_of.is_graph
 
     def launch_exactly(self) -> dict[str, Any] | None:
-        """The values of a second run of the program without noise, by the graph that was recorded of it; None where
-        there is none."""
+        """The values of a second run of the program without noise, by a launch of the graph that was recorded of it.
+
+        None where there is no graph, or it can't be launched.
+        """
         if not self.can_launch or self._repeater is None or not self._repeater.has_rest:
             return None
         try:
@@ -165,15 +171,15 @@ class NoisyRuns:
         if repeater.noisy is None:
             return True
         noisy, repeater.noisy = repeater.noisy, None
-        return self._are_near(repeater.run(0, 0.0, repeater.has_rest), noisy)
+        return self._are_near(repeater.run(0, 0.0, repeater.has_rest), noisy, repeater.has_rest)
 
-    def _are_near(self, again: dict[str, Any], noisy: dict[str, Any]) -> bool:
-        """Whether a run has the values of the exact one, but for a part of what noise has moved them by."""
+    def _are_near(self, again: dict[str, Any], noisy: dict[str, Any], has_rest: bool) -> bool:
+        """Whether a run has all values of the exact one, but for a part of what noise has moved them by."""
         exact = self._exact()
-        # Without the second pass it has fewer.
-        if again.keys() != noisy.keys() or not again.keys() <= exact.keys():
+        if not has_rest:
+            exact = {name: value for name, value in exact.items() if not name.endswith(BY_LEFT_OUT)}
+        if not again.keys() == noisy.keys() == exact.keys():
             return False
-        exact = {name: exact[name] for name in again}
         again, exact = _samples(again), _samples(exact)
         again, exact, noisy = map(small_ones_to_cpu, (again, exact, noisy))
         measured = []

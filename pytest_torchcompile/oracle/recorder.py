@@ -198,7 +198,7 @@ class _Run:
         for kind, tensors in (("buffer", watch.buffers()), ("attribute", watch.attributes())):
             for name, tensor in tensors:
                 listener.keep(f"{kind} {name}", tensor)
-        for name, tensor in (*watch.inputs.items(), *watch.parameters):
+        for name, tensor in (*watch.inputs_after().items(), *watch.parameters):
             if f"{name} after the call" in mutated:
                 listener.keep(f"{name} after the call", tensor)
             else:

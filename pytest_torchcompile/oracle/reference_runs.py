@@ -112,6 +112,8 @@ class _Runs(Reference):
         self._orders: list[Recording] | None = None
         self._refused = 0
         self._again: dict[str, Any] | None = None
+        # Of a launch without noise, until draws end.
+        self._launched: dict[str, Any] | None = None
         self._kinds = _kinds_to_try(self.unit)
         self._reasons: list[str] = []
         self._choose_kind(draw)
@@ -204,6 +206,7 @@ class _Runs(Reference):
 
     def end_draws(self) -> None:
         """Give back what only further draws need, and can be made again."""
+        self._launched = None
         self._noisy_runs.release()
 
     def twin(self) -> Recording:
@@ -259,12 +262,17 @@ class _Runs(Reference):
         if estimate is None or not self.draws:
             return False
         if self._again is None:
-            self._again = self._noisy_runs.launch_exactly() or self._run_with(0.0).values_by_name()
+            self._again = self._run_with(0.0).values_by_name()
         return estimate.is_repeated_by(self._again.get(name), self.unit)
 
-    def repeats_at_once(self, name: str) -> bool:
-        """By the graph of a second run of the program, or by what :meth:`repeats` has run before."""
-        return (self._again is not None or self._noisy_runs.can_launch) and self.repeats(name)
+    def is_repeated_by_graph(self, name: str) -> bool:
+        """Whether the graph of a second run gives this leaf again."""
+        if self._launched is None:
+            self._launched = self._noisy_runs.launch_exactly() or {}
+        estimate = self.estimates.get(name)
+        if estimate is None or name not in self._launched:
+            return False
+        return estimate.is_repeated_by(self._launched[name], self.unit)
 
     def held_tensors(self) -> list[torch.Tensor]:
         """The estimates and the copies of the model."""

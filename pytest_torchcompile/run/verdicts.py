@@ -155,10 +155,17 @@ def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,
         if name in wrong:
             result[name] = _not_hidden(judgements[name], planned.rule, wrong)
         elif name in failed:
-            result[name] = Judgement("xfail", judgements[name].problems, reason)
+            result[name] = Judgement("xfail", judgements[name].problems, _reason_told(reason, judgements[name]))
         elif strict:
             result[name] = Judgement("xpass", (unexpected,))
     return result
+
+
+def _reason_told(reason: str, judgement: Judgement) -> str:
+    """The reason of the rule; with what came instead where no check could judge, which may have another cause."""
+    if judgement.verdict == "fail" or not judgement.problems:
+        return reason
+    return f"{reason}; this time {judgement.verdict}: {judgement.problems[0].message}"
 
 
 def _name_expired_rule(judgements: Mapping[str, Judgement], rule: Rule) -> dict[str, Judgement]:

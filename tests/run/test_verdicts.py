@@ -331,6 +331,14 @@ def test_xfail(before, checks, after):
     assert {name: j.verdict for name, j in found.items()} == after
 
 
+@pytest.mark.parametrize(("verdict", "told"), [("fail", ""), ("timeout", "; this time timeout: p"),
+                                               ("crash", "; this time crash: p")])
+def test_what_came_in_place_of_an_expected_failure_is_told(verdict, told):
+    """A rule about graph breaks explains no time-out."""
+    found = apply_xfail(judged(a=verdict), planned())
+    assert found["a"].note == f"known (a/b#1){told}"
+
+
 @pytest.mark.parametrize(("check", "message", "hidden"), [
     ("equivalence", "output: 0.3 is 12 times its rounding noise", False),
     ("gradients", "rank 1: gradient of w: wrong", False),

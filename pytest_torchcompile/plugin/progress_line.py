@@ -16,7 +16,9 @@ from typing import Any, Final, TextIO
 
 import pytest
 
+from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.plugin.collection import MatrixSession
+from pytest_torchcompile.ranks.gpus import Leases, gpu_device_files, open_leases
 from pytest_torchcompile.report.progress import RunProgress
 from pytest_torchcompile.report.safe_output import harmless_text
 
@@ -71,6 +73,7 @@ class ProgressHooks:
         self._live = False
         self._drawn = False
         self._last_line = 0.0
+        self._leases: Leases | None = None
 
     # what is to be done, and what is done
 
@@ -147,6 +150,8 @@ class ProgressHooks:
             return
         self._live = is_live(config, stream)
         self._last_line = self.clock()
+        if gpu_device_files():
+            self._leases = open_leases(self.session.settings.workers_per_gpu)
         self._thread = threading.Thread(target=self._tell_regularly, name="compile-matrix-progress", daemon=True)
         self._thread.start()
 
@@ -161,8 +166,17 @@ class ProgressHooks:
             with self._lock:
                 self.tell()
 
+    def _look_at_queue(self) -> None:
+        """See which cells have no GPU yet."""
+        if self._leases is None:
+            return
+        # Who needs a GPU tells what is wrong with the folder of the leases.
+        with suppress(TorchcompileError, OSError):
+            self.progress.note_waiting(self._leases.waiting_names(), self.clock())
+
     def tell(self) -> None:
         """Draw the line anew, or write one if it is time."""
+        self._look_at_queue()
         if self._live:
             self.draw()
             return

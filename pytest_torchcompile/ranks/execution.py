@@ -272,7 +272,7 @@ class Execution:
         if wanted > len(self._leases.gpus):
             why = f"it needs {count(wanted, 'GPU')}, and this machine has {len(self._leases.gpus)} to use"
             return [RankOutcome("skip", message=why)]
-        with self._leases.hold_gpus(wanted, alone=TIMED in job.checks) as gpus:
+        with self._leases.hold_gpus(wanted, alone=TIMED in job.checks, name=cell.id) as gpus:
             return self._run_ranks(job, ranks, gpus)
 
     def _run_ranks(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[RankOutcome]:

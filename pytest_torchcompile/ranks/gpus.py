@@ -47,8 +47,11 @@ class Leases(Protocol):
 
     gpus: tuple[str, ...]
 
-    def hold_gpus(self, count: int, *, alone: bool = False) -> AbstractContextManager[tuple[str, ...]]:
-        """Hold so many different GPUs while the block runs; ``alone``: shared with nobody."""
+    def hold_gpus(self, count: int, *, alone: bool = False, name: str = "") -> AbstractContextManager[tuple[str, ...]]:
+        """Hold so many different GPUs while the block runs; ``alone``: shared with nobody; ``name``: of who waits."""
+
+    def waiting_names(self) -> frozenset[str]:
+        """The names of all who wait for a GPU of this host, in whatever run."""
 
 
 def open_leases(sharing: int) -> Leases | None:

@@ -35,6 +35,8 @@ __all__ = ["Leases", "PrivateFolder", "host_leases"]
 POLL_SECONDS: Final = 0.02
 MUTEX_SECONDS: Final = 60.0
 """How long the mutex may be waited for, which nobody holds for more than a moment."""
+# Of a name that a ticket tells.
+_NAME_BYTES: Final = 1 << 12
 
 
 def host_leases(gpus: Sequence[str], sharing: int) -> Leases:
@@ -54,8 +56,11 @@ class Leases:
     """What was held before: taken again where it is free, since a process there is warm."""
 
     @contextlib.contextmanager
-    def hold_gpus(self, count: int, *, alone: bool = False, timeout: float = 3600.0) -> Iterator[tuple[str, ...]]:
+    def hold_gpus(self, count: int, *, alone: bool = False, name: str = "",
+                  timeout: float = 3600.0) -> Iterator[tuple[str, ...]]:
         """Hold ``count`` different GPUs while the block runs; ``alone``: shared with nobody. 0 holds nothing.
+
+        ``name``: what ``waiting_names`` tells while this waits.
 
         Raises:
             ValueError: more than there are: whoever asks should have said so when planning.
@@ -66,7 +71,7 @@ class Leases:
         if count == 0:
             yield ()
             return
-        taken = self._wait_for_gpus(count, alone or self.sharing == 1, timeout)
+        taken = self._wait_for_gpus(count, alone or self.sharing == 1, name, timeout)
         # In the order of the machine: the ranks are numbered by it, whoever was free first.
         self._last = tuple(sorted(taken, key=self.gpus.index))
         try:
@@ -74,37 +79,51 @@ class Leases:
         finally:
             _release_locks(taken)
 
-    def _wait_for_gpus(self, count: int, alone: bool, timeout: float) -> dict[str, list[int]]:
+    def waiting_names(self) -> frozenset[str]:
+        """The names of all who wait for a GPU of this host, in whatever run.
+
+        Raises :class:`~pytest_torchcompile.errors.TorchcompileError` where the folder is not ours.
+        """
+        with self._open_folders() as (_, queue):
+            return frozenset(filter(None, map(queue.read_file, _ticket_names(queue))))
+
+    @contextlib.contextmanager
+    def _open_folders(self) -> Iterator[tuple[PrivateFolder, PrivateFolder]]:
+        """The folder of the locks, and in it that of the tickets."""
         folder = PrivateFolder.open(self.folder)
         try:
             queue = PrivateFolder.open(Path("queue"), inside=folder)
             try:
-                return self._wait_in_queue(folder, queue, count, alone, timeout)
+                yield folder, queue
             finally:
                 queue.close()
         finally:
             folder.close()
 
-    def _wait_in_queue(self, folder: PrivateFolder, queue: PrivateFolder, count: int, alone: bool,
+    def _wait_for_gpus(self, count: int, alone: bool, name: str, timeout: float) -> dict[str, list[int]]:
+        with self._open_folders() as (folder, queue):
+            return self._wait_in_queue(folder, queue, count, alone, name, timeout)
+
+    def _wait_in_queue(self, folder: PrivateFolder, queue: PrivateFolder, count: int, alone: bool, name: str,
                        timeout: float) -> dict[str, list[int]]:
         deadline = time.monotonic() + timeout
-        name, ticket = _take_ticket(folder, queue)
+        number, ticket = _take_ticket(folder, queue, name)
         try:
             while True:
                 with _hold_mutex(folder):
                     head = _first_ticket(queue)
-                    if head == name:
+                    if head == number:
                         taken = self._lock_gpus(folder, count, alone)
                         if taken is not None:
                             return taken
                 if time.monotonic() > deadline:
-                    who = "others hold them" if head == name else f"ticket {head} is first"
+                    who = "others hold them" if head == number else f"ticket {head} is first"
                     raise TorchcompileError(f"no {count} GPU(s) of {', '.join(self.gpus)} in {timeout:g} s; {who} "
                                             f"(locks in {self.folder})")
                 time.sleep(POLL_SECONDS)
         finally:
-            # The name first: while the ticket is locked, nobody takes its owner for dead.
-            queue.remove_file(name)
+            # The file first: while the ticket is locked, nobody takes its owner for dead.
+            queue.remove_file(number)
             os.close(ticket)
 
     def _lock_gpus(self, folder: PrivateFolder, count: int, alone: bool) -> dict[str, list[int]] | None:
@@ -156,13 +175,14 @@ def _hold_mutex(folder: PrivateFolder) -> Iterator[None]:
         os.close(lock)
 
 
-def _take_ticket(folder: PrivateFolder, queue: PrivateFolder) -> tuple[str, int]:
-    """A new ticket at the end of the queue, locked as long as this process lives."""
+def _take_ticket(folder: PrivateFolder, queue: PrivateFolder, name: str = "") -> tuple[str, int]:
+    """A new ticket at the end of the queue, locked as long as this process lives; and its number."""
     with _hold_mutex(folder):
-        name = f"{_next_number(folder, queue):012d}"
-        ticket = queue.open_file(name)
+        number = f"{_next_number(folder, queue):012d}"
+        ticket = queue.open_file(number)
         _try_lock(ticket, fcntl.LOCK_EX)
-    return name, ticket
+    os.write(ticket, name.encode())
+    return number, ticket
 
 
 def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
@@ -275,6 +295,20 @@ class PrivateFolder:
             os.close(file)
             raise TorchcompileError(f"{self.path / name} is no file of this user alone; {_WAY_OUT}")
         return file
+
+    def read_file(self, name: str) -> str:
+        """The first characters of a file; empty where it is gone, or can't be read."""
+        how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            file = os.open(name, how, dir_fd=self.descriptor)
+        except OSError:
+            return ""
+        try:
+            return os.read(file, _NAME_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+        finally:
+            os.close(file)
 
     def file_names(self) -> list[str]:
         """What is in the folder, in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +14,7 @@ __all__ = ["RunProgress"]
 
 _RUNNING_SHOWN: Final = 2
 """Cells that are running and named."""
+_WAITING_SHOWN: Final = 1
 _FAILING_SHOWN: Final = 1
 # Seconds.
 _MINUTE: Final = 60
@@ -32,6 +33,8 @@ class RunProgress:
     """Cells that the run is to judge."""
     running: dict[str, float] = field(default_factory=dict)
     """Cell to when it was begun, of those that have no verdict yet."""
+    waiting: frozenset[str] = frozenset()
+    """Those of them that have no GPU yet."""
     failing: list[str] = field(default_factory=list)
     done: list[tuple[str, float]] = field(default_factory=list)
     """Cells that are done, and how long each took here."""
@@ -48,6 +51,13 @@ class RunProgress:
         """An item of the cell is about to be run: the first one runs the cell."""
         if cell in self.left:
             self.running.setdefault(cell, now)
+
+    def note_waiting(self, names: Collection[str], now: float) -> None:
+        """Take note of who waits for a GPU; other names than those of cells that run here do not matter."""
+        for cell in self.waiting.difference(names) & self.running.keys():
+            # From now on it runs.
+            self.running[cell] = now
+        self.waiting = frozenset(self.running.keys() & set(names))
 
     def judge(self, cell: str, check: str, verdict: str, now: float) -> None:
         """A verdict came."""
@@ -101,9 +111,15 @@ class RunProgress:
             # nothing was expected: the others of this run may be of another backend.
             elif self.seconds.keys() & self.running.keys():
                 parts.append("longer than expected")
-        if self.running:
-            runs = [f"{cell} ({_short_time(now - began)})" for cell, began in self.running.items()]
+        runs: list[str] = []
+        waits: list[str] = []
+        for cell, began in self.running.items():
+            listed = waits if cell in self.waiting else runs
+            listed.append(f"{cell} ({_short_time(now - began)})")
+        if runs:
             parts.append(f"runs {first_names(runs, _RUNNING_SHOWN)}")
+        if waits:
+            parts.append(f"waits for a GPU: {first_names(waits, _WAITING_SHOWN)}")
         text = f"compile matrix: {', '.join(parts)}"
         return textwrap.shorten(text, width, placeholder=" ...") if width else text
 

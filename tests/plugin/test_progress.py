@@ -10,6 +10,7 @@ import pytest
 from runs import Run
 
 from pytest_torchcompile.cli import main
+from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.plugin.progress_line import LINE_SECONDS, ProgressHooks, is_live, open_terminal
 from pytest_torchcompile.plugin.resuming import judged_cells_of, why_not_to_resume
 from pytest_torchcompile.report.kept_runs import RUNS
@@ -86,6 +87,21 @@ def test_without_a_terminal_it_is_a_line_a_minute(hooks):
     assert hooks.out.getvalue() == "\ncompile matrix: 0/2 cells, about 60 s left\n"
     through(hooks.pytest_runtest_logfinish())(hooks)
     assert "\x1b" not in hooks.out.getvalue()
+
+
+def test_the_queue_for_gpus_is_looked_at(hooks):
+    """Who waits is told; a queue that can't be read is told by whoever needs a GPU."""
+    waiting = frozenset({"a"})
+
+    def refuse():
+        raise TorchcompileError("no folder")
+
+    hooks._live, hooks._leases = True, SimpleNamespace(waiting_names=lambda: waiting)
+    hooks.progress.begin("a", 0.0)
+    hooks.tell()
+    assert "left, waits for a GPU: a (0 s)" in hooks.out.getvalue()
+    hooks._leases = SimpleNamespace(waiting_names=refuse)
+    hooks.tell()
 
 
 def test_a_terminal_that_is_gone_ends_nothing(hooks):

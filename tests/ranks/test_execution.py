@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -119,6 +121,20 @@ def test_a_timed_cell_has_its_gpu_alone(on, tmp_path, monkeypatch):
     cells = on(1, workers_per_gpu=3)
     cells("cuda"), cells("cuda", ("compiles", "worth"))
     assert seen == ["shared", "alone"]
+
+
+def test_a_cell_that_waits_is_named(on, tmp_path):
+    """The progress line looks for it."""
+    run, mine = on(1), Leases(tmp_path, ("0",))
+    with ThreadPoolExecutor() as pool:
+        with mine.hold_gpus(1):
+            waiting = pool.submit(run, "cuda")
+            deadline = time.monotonic() + 10
+            while not (names := mine.waiting_names()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        waiting.result()
+    assert names == {Cell(model="m", device="cuda").id}
 
 
 def test_more_than_there_are_is_a_skip(on):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,30 @@ def test_runs_that_share_and_runs_that_do_not_respect_each_other(tmp_path):
         pass
     with shares.hold_gpus(1), pytest.raises(TorchcompileError), shares.hold_gpus(1, alone=True, timeout=0.05):
         pass
+
+
+def test_who_waits_is_told(tmp_path):
+    """To whoever looks, from another process too; a ticket that goes meanwhile is no ticket."""
+    mine, others = Leases(tmp_path, ("0",)), Leases(tmp_path, ("0",))
+    assert mine.waiting_names() == frozenset()
+    with ThreadPoolExecutor() as pool:
+        with others.hold_gpus(1, name="holds"):
+            waiting = [pool.submit(held, mine, name) for name in ("waits é", "")]
+            deadline = time.monotonic() + 10
+            while mine.waiting_names() != {"waits é"} or len(list((tmp_path / "queue").iterdir())) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert [each.result() for each in waiting] == [("0",), ("0",)]
+    assert mine.waiting_names() == frozenset()
+    folder = PrivateFolder.open(tmp_path / "queue")
+    assert folder.read_file("000000000009") == ""
+    (tmp_path / "queue" / "000000000009").mkdir()
+    assert folder.read_file("000000000009") == ""
+
+
+def held(leases, name):
+    with leases.hold_gpus(1, name=name, timeout=20) as gpus:
+        return gpus
 
 
 def test_the_gpu_held_last_is_taken_again(tmp_path):

@@ -52,6 +52,22 @@ def test_the_time_left_is_told_from_earlier_runs():
     assert "about 2 h 5 min left" in progress(dict.fromkeys("abc", 2500.0)).line(0)
 
 
+def test_a_cell_that_waits_for_a_gpu_does_not_run():
+    """Its time begins with the GPU. Who else waits, in other runs, is of no interest."""
+    made = progress()
+    made.begin("a", 0)
+    made.begin("b", 0)
+    made.note_waiting({"b", "of another run"}, 5)
+    assert made.line(10) == "compile matrix: 0/3 cells, runs a (10 s), waits for a GPU: b (10 s)"
+    made.begin("c", 10)
+    made.note_waiting({"a", "b", "c"}, 10)
+    assert made.line(10) == "compile matrix: 0/3 cells, waits for a GPU: a (10 s) and 2 more"
+    made.note_waiting({"a", "c"}, 30)
+    assert "runs b (1 s), waits for a GPU: a (31 s) and 1 more" in made.line(31)
+    judge(made, "b", 40)
+    assert made.done == [("b", 10)]
+
+
 def test_of_a_first_run_nothing_was_expected():
     """The last cell takes longer than those before, which were of other backends: no time left is told."""
     made = progress()

@@ -1,6 +1,7 @@
 """The models of a run as one table of Markdown, for a page of a repository's documentation. No torch.
 
-A row is a model under one backend: what every phase came to, where graphs break, and what compiling costs.
+A row is a model under one backend: what every phase came to, where graphs break, and what compiling costs. Where the
+matrix has several devices, it is so on one of them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ SITE_PACKAGES: Final = "site-packages"
 
 def models_table(merged: Merged) -> str:
     """The table, with a line above it that says what was run."""
+    all_facts = [Facts(cell) for cell in merged.cells.values()]
+    several_devices = len({facts.axes.get("device", "") for facts in all_facts}) > 1
     judged: list[Facts] = []
     not_judged: list[Facts] = []
-    for facts in map(Facts, merged.cells.values()):
+    for facts in all_facts:
         # A cell that was never judged must not count as one that holds; it has a line of its own below.
         if facts.status == "not_run":
             not_judged.append(facts)
@@ -38,7 +41,7 @@ def models_table(merged: Merged) -> str:
             judged.append(facts)
     rows: dict[tuple[str, str], list[Facts]] = {}
     for facts in judged:
-        rows.setdefault((facts.axes.get("model", ""), facts.axes.get("backend", "")), []).append(facts)
+        rows.setdefault((facts.axes.get("model", ""), _backend_of(facts, several_devices)), []).append(facts)
     head = [*HEAD]
     if _largest_metric("speedup", judged, "{:.2f}"):
         head.append(SPEEDUP_HEAD)
@@ -48,7 +51,16 @@ def models_table(merged: Merged) -> str:
         if SPEEDUP_HEAD in head:
             columns.append(_largest_metric("speedup", cells, "{:.2f}"))
         lines.append(_table_row(columns))
-    return "\n".join([*lines, *_what_was_not_judged(judged, not_judged), *_reasons_of_skips(judged)]) + "\n"
+    lines += _what_was_not_judged(judged, not_judged, several_devices)
+    return "\n".join([*lines, *_reasons_of_skips(judged)]) + "\n"
+
+
+def _backend_of(facts: Facts, with_device: bool) -> str:
+    """``inductor``, or with the device ``inductor on cuda``."""
+    backend = facts.axes.get("backend", "")
+    if with_device:
+        return f"{backend} on {facts.axes.get('device', '')}"
+    return backend
 
 
 def _what_was_run(merged: Merged, judged: int) -> str:
@@ -129,7 +141,8 @@ def _largest_metric(metric: str, cells: Iterable[Facts], form: str) -> str:
     return form.format(max(numbers)) if numbers else ""
 
 
-def _what_was_not_judged(judged: Iterable[Facts], not_judged: Iterable[Facts]) -> Iterator[str]:
+def _what_was_not_judged(judged: Iterable[Facts], not_judged: Iterable[Facts],
+                         several_devices: bool) -> Iterator[str]:
     """The models that have no row, and then, by backend and phase, those that lack a part of theirs."""
     with_row = {facts.axes.get("model", facts.id) for facts in judged}
     without_row: dict[str, None] = {}
@@ -137,7 +150,7 @@ def _what_was_not_judged(judged: Iterable[Facts], not_judged: Iterable[Facts]) -
     for facts in not_judged:
         model = facts.axes.get("model", facts.id)
         if model in with_row:
-            part = f"{facts.axes.get('backend', '')} {facts.axes.get('phase', '')}"
+            part = f"{_backend_of(facts, several_devices)} {facts.axes.get('phase', '')}"
             parts.setdefault(part, {})[model] = None
         else:
             without_row[model] = None

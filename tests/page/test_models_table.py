@@ -85,6 +85,19 @@ def test_a_model_of_which_a_part_was_not_judged(rows):
     assert told[-1] == "- Not judged in this run, eager training: scorer, encoder."
 
 
+def test_a_model_on_two_devices_has_two_rows(rows):
+    """What one device did not judge is not told of the other."""
+    content = sample_report({"model": ["scorer"], "backend": ["eager"], "device": ["cpu", "cuda"]})
+    last = content["compile_matrix"]["cells"][-1]
+    assert last["axes"]["device"] == "cuda"
+    told = rows(content)
+    assert [line.split(" | ")[1] for line in told[4:6]] == ["eager on cpu", "eager on cuda"]
+    last |= {"selected": False, "checks": {}, "status": "not_run", "seconds": None, "observation": None}
+    told = rows(content)
+    assert told[4].startswith("| scorer | eager on cpu |")
+    assert told[-1] == "- Not judged in this run, eager on cuda: scorer."
+
+
 def test_a_speedup_has_a_column_where_it_was_measured(rows):
     """Cells that were not timed leave it empty."""
     content = sample_report({"model": ["scorer", "encoder"], "backend": ["eager"]})

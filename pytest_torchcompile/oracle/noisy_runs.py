@@ -78,9 +78,9 @@ class NoisyRuns:
     def draw(self, sequence: int, noise: float, rest: bool) -> tuple[dict[str, Any], Fault | None]:
         """Run it with the noise of a sequence of the dice. Returns the values by name, and what it raised."""
         if self._repeater is not None and rest and not self._repeater.has_rest:
+            # A graph is recorded again, with the second pass.
             self.release()
-            self._repeater = None
-        if self._repeater is not None:
+        if self._repeater is not None and (self._repeater.has_rest or not rest):
             try:
                 if self._is_proved(self._repeater):
                     return self._repeater.run(sequence, noise, rest), None

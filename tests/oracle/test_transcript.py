@@ -336,8 +336,8 @@ def test_nan_of_noise_hides_nothing(lost):
     runs = reference_of(Convolutions(), images())._noisy_runs
     runs._exact = lambda: {"loss": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     noisy = {"loss": torch.tensor([lost, 2 + 1e-9], dtype=torch.float64)}
-    assert runs._are_near(runs._exact(), noisy)
-    assert not runs._are_near({"loss": torch.tensor([1, 2 + 1e-9], dtype=torch.float64)}, noisy)
+    assert runs._are_near(runs._exact(), noisy, True)
+    assert not runs._are_near({"loss": torch.tensor([1, 2 + 1e-9], dtype=torch.float64)}, noisy, True)
 
 
 def test_nothing_stays_behind():

@@ -70,8 +70,8 @@ def test_a_profile_ends_behind_its_collectives(tmp_path):
 
 
 def test_without_patience_they_are_under_way(tmp_path):
-    """So the test above can fail."""
-    assert run_ranks(tmp_path, "hasty") == "[False, False, False]"
+    """So the test above can fail. On a busy machine one or two may have ended."""
+    assert "False" in run_ranks(tmp_path, "hasty")
 
 
 def test_without_a_group_nothing_is_waited_for(monkeypatch):

@@ -184,7 +184,7 @@ class LeafJudge:
             wanting = self._wanting([leaves[place] for place in places.values()], wanting)
         for name in self._waiting_names():
             leaves[places[name]] = self._measure(self._states[name].values)
-        asking = [name for name, place in places.items() if self._wants_second_run(leaves[place])]
+        asking = [name for name, place in places.items() if self._needs_second_run(leaves[place])]
         wavering = self._wavering(asking)
         for name in wavering:
             leaves[places[name]] = self._wavering_leaf(leaves[places[name]], self._states[name].values)
@@ -317,25 +317,26 @@ class LeafJudge:
     def _measure_against(self, reference: Reference, values: LeafValues) -> Leaf:
         return judge_values(values.name, values.kind, values.eager, values.compiled, reference, self._limits)
 
-    def _wants_second_run(self, leaf: Leaf) -> bool:
-        """Whether to ask a second eager run. Where a leaf is right, a graph that gives it again says enough."""
-        if not self._needs_second_run(leaf):
-            return False
-        is_right = self._problem(leaf, self._limits) is None
-        return not (is_right and self._reference().is_repeated_by_graph(leaf.name))
-
     def _needs_second_run(self, leaf: Leaf) -> bool:
-        """Whether a second eager run may change a verdict.
+        """Whether to ask a second eager run: always before an accusation, else where noise may excuse too much.
 
-        Noise may excuse this leaf only because eager does not repeat itself. Nothing is excused where eager and
-        compiled are both within rounding of the float64 run, nor where noise moves no element by much. A leaf that is
-        zero but for noise is undecided as it is.
+        There a graph that gives the leaf again says enough.
+        """
+        if self._states[leaf.name].is_settled:
+            return False
+        if self._problem(leaf, self._limits) is not None:
+            return True
+        return self._may_waver(leaf) and not self._reference().is_repeated_by_graph(leaf.name)
+
+    def _may_waver(self, leaf: Leaf) -> bool:
+        """Whether noise may excuse this leaf only because eager does not repeat itself.
+
+        Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
+        no element by much. A leaf that is zero but for noise is undecided as it is.
         """
         state = self._states[leaf.name]
-        if state.is_settled:
-            return False
         estimate = self._reference().estimates.get(leaf.name)
-        if self._problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
+        if estimate is None or self._reference().kind not in WIDER:
             return True
         if not estimate.offered:
             # It was measured by eager's own error, and that was small enough for it.

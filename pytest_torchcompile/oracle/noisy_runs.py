@@ -149,7 +149,14 @@ class NoisyRuns:
     @property
     def can_launch(self) -> bool:
         """Whether further draws are launches of a graph."""
-        return self.made_of is not None and self.made_of.is_graph
+        return self._graph is not None
+
+    @property
+    def _graph(self) -> DrawGraph | None:
+        made_of = self.made_of
+        if made_of is None or not made_of.is_graph:
+            return None
+        return made_of
 
     def launch_exactly(self) -> dict[str, Any] | None:
         """The values of a second run of the program without noise, by a launch of the graph that was recorded of it.
@@ -204,9 +211,9 @@ class NoisyRuns:
 
     def release(self) -> None:
         """Give back the memory of a graph. The next draw records it again."""
-        made_of = self.made_of
-        if made_of is not None and made_of.is_graph:
-            made_of.release()
+        graph = self._graph
+        if graph is not None:
+            graph.release()
             self._repeater, self._tries_graph = None, True
 
     def held_tensors(self) -> list[torch.Tensor]:

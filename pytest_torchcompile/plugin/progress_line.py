@@ -18,6 +18,7 @@ import pytest
 
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.plugin.collection import MatrixSession
+from pytest_torchcompile.ranks.execution import gpus_of
 from pytest_torchcompile.ranks.gpus import Leases, gpu_device_files, open_leases
 from pytest_torchcompile.report.progress import RunProgress
 from pytest_torchcompile.report.safe_output import harmless_text
@@ -150,7 +151,8 @@ class ProgressHooks:
             return
         self._live = is_live(config, stream)
         self._last_line = self.clock()
-        if gpu_device_files():
+        # Else nobody waits, and the folder of the leases need not be made.
+        if gpu_device_files() and any(gpus_of(planned.cell) for planned in self.session.planned):
             self._leases = open_leases(self.session.settings.workers_per_gpu)
         self._thread = threading.Thread(target=self._tell_regularly, name="compile-matrix-progress", daemon=True)
         self._thread.start()

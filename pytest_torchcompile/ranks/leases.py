@@ -297,7 +297,7 @@ class PrivateFolder:
         return file
 
     def read_file(self, name: str) -> str:
-        """The first characters of a file; empty where it is gone, or can't be read."""
+        """The first characters of a file; empty where it is gone, or can't be read. Nothing is made or written."""
         how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             file = os.open(name, how, dir_fd=self.descriptor)

@@ -27,13 +27,16 @@ keep_entries()
 store = dist.FileStore(sys.argv[1], 2)
 rank = int(os.fork() == 0)
 dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+late = 0.2
 if sys.argv[2] == "hasty":
     settled._PATIENCE = 0
+    # On a busy machine rank 0 may stand still for a while before it leaves a profile.
+    late = 1.5
 works = []
 
 def begin():
     if rank == 1:
-        time.sleep(0.2)
+        time.sleep(late)
     works.append(dist.all_reduce(torch.ones(4) + 1, async_op=True))
 
 ended = []
@@ -70,8 +73,8 @@ def test_a_profile_ends_behind_its_collectives(tmp_path):
 
 
 def test_without_patience_they_are_under_way(tmp_path):
-    """So the test above can fail. On a busy machine one or two may have ended."""
-    assert "False" in run_ranks(tmp_path, "hasty")
+    """So the test above can fail."""
+    assert run_ranks(tmp_path, "hasty") == "[False, False, False]"
 
 
 def test_without_a_group_nothing_is_waited_for(monkeypatch):

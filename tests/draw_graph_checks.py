@@ -7,10 +7,8 @@ import gc
 import pytest
 import torch
 from torch import nn
-from transcript_programs import draw, rows
+from transcript_programs import draw
 
-from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import record
 from pytest_torchcompile.oracle.draw_graph import DrawGraph
 
 
@@ -85,29 +83,6 @@ def with_memory_that_nobody_names(device):
         return (x @ weight).tanh() + state
 
     return model
-
-
-class OnTheEdge(nn.Module):
-    """A gate that noise turns on and off: then a second eager run is asked whether the program repeats itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.register_buffer("edge", self.layer(rows())[0, 0].detach().clone())
-
-    def forward(self, x):
-        return (self.layer(x) - self.edge).relu()
-
-
-def recorded_on_the_edge(device, wrong=0.0):
-    """The model, eager's recording and one whose gradients are off by roundings; and ``wrong`` in one element."""
-    torch.manual_seed(1)
-    model, batch = OnTheEdge().to(device), Batch.of(rows().to(device))
-    eager, compiled = record(model, model, batch), record(model, model, batch)
-    for gradient in compiled.gradients.values():
-        gradient.add_(torch.randn_like(gradient) * 3e-7 * gradient.abs().max())
-    compiled.gradients["gradient of layer.weight"][1, 1] += wrong
-    return model, eager, compiled
 
 
 class CountsInPython(nn.Module):

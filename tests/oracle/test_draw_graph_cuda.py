@@ -12,7 +12,6 @@ from draw_graph_checks import (
     check_noise,
     check_training,
     draw_by_graph,
-    recorded_on_the_edge,
     sizes_of_noise,
     waits,
     with_memory_that_nobody_names,
@@ -22,7 +21,7 @@ from transcript_programs import PROGRAMS, Convolutions, LeavesOut, draw, first_o
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges import graph_recording
-from pytest_torchcompile.oracle import Tape, compare, problem, record
+from pytest_torchcompile.oracle import Tape, compare, record
 from pytest_torchcompile.oracle.draw_graph import DrawGraph
 from pytest_torchcompile.oracle.training import Training, no_loss, steps_of
 from pytest_torchcompile.state.snapshot import StateSnapshot
@@ -185,11 +184,11 @@ def test_a_comparison_gives_the_memory_back():
     draw_by_graph(runs, 1)
 
 
-def test_a_graph_speaks_for_leaves_that_are_right():
-    model, eager, compiled = recorded_on_the_edge("cuda")
-    runs = reference_of(model, rows().cuda())
-    assert not any(map(problem, compare(eager, compiled, runs)))
-    assert runs._twin is None
+@pytest.mark.parametrize(("factory", "batch"), [(Convolutions, images()), (LeavesOut, rows())])
+def test_a_graph_gives_the_exact_run_again(factory, batch):
+    runs = runs_on_gpu(factory, batch)
+    draw_by_graph(runs, 1)
+    assert all(runs.is_repeated_by_graph(name) for name in runs.estimates)
 
 
 def test_without_room_for_another_run_there_is_no_graph(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 import torch.utils.checkpoint
@@ -177,6 +178,26 @@ class HiddenState(nn.Module):
         return result + hidden_write(self.state)
 
 
+def buckets(edge: float = 0.0, device: str = "cpu") -> torch.Tensor:
+    """Distances sorted by a logarithm, as T5 does: at 16, 32 and 64 rounding decides. ``edge``: what is added."""
+    distances = torch.arange(1, 128, device=device)
+    large = torch.log(distances.float() / 8) / math.log(16) * 8 + edge
+    return torch.where(distances < 8, distances, 8 + large.to(torch.int64)).clamp(max=15)
+
+
+class Biased(nn.Module):
+    """Adds a number for each bucket."""
+
+    edge = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.layer = nn.Embedding(16, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x[:, None] + self.bias(buckets(self.edge, x.device)).sin())
+
+
 def first_output(output, batch):
     return output[0].square().mean()
 
@@ -188,6 +209,7 @@ PROGRAMS = {
     "checkpoint": (Checkpointed, rows, None),
     "looks at lengths": (LooksAtLengths, lambda: TOKENS, None),
     "curvature": (Curvature, rows, None),
+    "buckets": (Biased, rows, None),
     "leaves out": (LeavesOut, rows, first_output),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: rows()[None], None),
     "recurrent": (lambda: nn.LSTM(8, 4, 2, batch_first=True), lambda: rows()[None], None),

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from pytest_torchcompile.oracle.draw_rows import add_draw
+from pytest_torchcompile.oracle.draw_schedule import DRAWS, FEW, noise_of_draw
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.reference_runs import DRAWS, FEW, noise_of_draw
 
 __all__ = ["DisturbedRuns", "disturb"]
 

@@ -21,7 +21,7 @@ from pytest_torchcompile.gauges.graph_recording import has_failed_on, recorded
 from pytest_torchcompile.oracle.dice import FixedDice
 from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.tape import Tape, written_tensors
-from pytest_torchcompile.oracle.transcript_memory import bytes_of
+from pytest_torchcompile.oracle.transcript_memory import address_of, bytes_of
 from pytest_torchcompile.oracle.transcript_steps import Listener
 from pytest_torchcompile.state.torch_state import seed_everything
 
@@ -108,14 +108,14 @@ class DrawGraph(Listener):
             running = [args[place] for place in call.about.running if place < len(args)]
             for tensor in (*running, *written_tensors(call.about, args, kwargs)):
                 if tensor is not None:
-                    self._written.add(_address_of(tensor))
+                    self._written.add(address_of(tensor))
         out = performer.perform(call, args, kwargs)
         with self._refusing():
-            self._own.update(map(_address_of, tensors_in(out)))
+            self._own.update(map(address_of, tensors_in(out)))
         return out
 
     def _note_outer(self, tensor: torch.Tensor) -> None:
-        address = _address_of(tensor)
+        address = address_of(tensor)
         if address and address not in self._own and address not in self._outer:
             self._outer[address] = bytes_of(tensor)
 
@@ -189,11 +189,3 @@ def _has_room(device: torch.device) -> bool:
 def _free_beyond_reserved(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     return free - torch.cuda.memory_reserved(device)
-
-
-def _address_of(tensor: torch.Tensor) -> int:
-    """Of its memory; 0 where it has none, as some zeros of ``torch.func``."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0

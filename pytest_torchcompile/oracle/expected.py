@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -14,8 +14,11 @@ from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.value_leaves import computable
 
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
+
 __all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
-           "eager_is_near", "memory_behind"]
+           "eager_is_near", "room_beside"]
 
 WIDER: Final = frozenset({"float64", "float32"})
 """Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
@@ -25,9 +28,11 @@ FAR: Final = 16.0
 """So many times what eager's runs differ by is no chance: of six runs of any even spread, once in a million."""
 LEAST: Final = 1 << 28
 """Bytes that :class:`References` keep at least."""
-_MOST: Final = 1 << 32
-# Of a device's memory. A trial makes its calls three times over: where the references of one pass do not fit, each is
-# made again in the third.
+_MOST: Final = 6 << 30
+# Of a device's memory. A trial makes its calls three times over: where the references of one pass do not fit, they are
+# made again in the third. A T5 of 46 million parameters takes 1.5 GB for each of its calls.
+_SHARE_OF_GPU: Final = 1 / 24
+# Many workers share the memory of a machine.
 _SHARE: Final = 1 / 50
 _ENDLESS = float("inf")
 
@@ -98,6 +103,13 @@ class Reference:
         repeat."""
         return None
 
+    def own_decisions(self) -> OwnDecisions | None:
+        """What becomes of the program where it decides otherwise than eager on counted numbers; None where it can't.
+
+        See :mod:`~pytest_torchcompile.oracle.counted_decisions`.
+        """
+        return None
+
     def held_tensors(self) -> list[torch.Tensor]:
         """What takes memory: the estimates. They do not grow with the number of draws."""
         tensors: list[torch.Tensor] = []
@@ -111,42 +123,66 @@ class Reference:
         return _bytes_of([self])
 
 
-def memory_behind(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of memory of the device that they are on."""
+def room_beside(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that references may take of the memory of the device that some tensors are on."""
     for tensor in tensors:
         if tensor.is_cuda:
-            return int(torch.cuda.get_device_properties(tensor.device).total_memory)
+            return int(_SHARE_OF_GPU * torch.cuda.get_device_properties(tensor.device).total_memory)
     # Here: on a GPU nobody asks, and `compare` is to load little.
     from pytest_torchcompile.system import memory_bytes
 
-    return memory_bytes()
+    return int(_SHARE * memory_bytes())
 
 
 class References:
-    """The most recently used references, as many as fit in ``limit`` bytes.
+    """References that are likely to be asked for again, as many as fit in ``limit`` bytes.
 
     They are kept between cells: the float64 run of a model is the same for every mode and backend.
     """
 
     def __init__(self, limit: int = LEAST) -> None:
         self.limit = limit
-        self._kept: OrderedDict[Hashable, Reference] = OrderedDict()
+        # By program and call, the one that was asked for last at the end.
+        self._kept: OrderedDict[tuple[Hashable, Hashable], Reference] = OrderedDict()
+        self._passing: set[tuple[Hashable, Hashable]] = set()
 
-    def make_room(self, memory: int) -> None:
-        """Take a fiftieth of a device's memory of so many bytes, if that is more than the limit; 4 GiB at most."""
-        self.limit = max(self.limit, min(_MOST, int(memory * _SHARE)))
+    def make_room(self, room: int) -> None:
+        """Take so many bytes, if that is more than the limit; 6 GiB at most."""
+        self.limit = max(self.limit, min(_MOST, room))
 
-    def get(self, key: Hashable, make: Callable[[], Reference]) -> Reference:
-        """Return the reference for ``key``, made by ``make`` if it isn't kept."""
+    def get(self, program: Hashable, call: Hashable, make: Callable[[], Reference], passing: bool = False) -> Reference:
+        """Return the reference for a call of a program, made by ``make`` if it isn't kept.
+
+        ``passing``: whether a trial asks for it once, so that it is kept only where there is room.
+        """
+        key = (program, call)
         if key in self._kept:
             self._kept.move_to_end(key)
         else:
             self._kept[key] = make()
+        if passing:
+            self._passing.add(key)
         reference = self._kept[key]
         # Counted anew each time: a reference grows when a suspicion buys it more draws.
-        while self._kept and _bytes_of(self._kept.values()) > self.limit:
-            self._kept.popitem(last=False)
+        for dropped in self._least_wanted(key):
+            if _bytes_of(self._kept.values()) <= self.limit:
+                break
+            del self._kept[dropped]
+            self._passing.discard(dropped)
         return reference
+
+    def _least_wanted(self, current: tuple[Hashable, Hashable]) -> list[tuple[Hashable, Hashable]]:
+        """All keys, the least wanted first.
+
+        A trial asks for its calls in turn, time after time: what it has asked for last it needs last again.
+        """
+        of_others = [key for key in self._kept if key[0] != current[0]]
+        passing = [key for key in self._kept if key[0] == current[0] and key in self._passing]
+        others = [key for key in reversed(self._kept) if key not in {current, *of_others, *passing}]
+        ordered = [*of_others, *passing, *others]
+        if current not in ordered:
+            ordered.append(current)
+        return ordered
 
 
 def _bytes_of(references: Iterable[Reference]) -> int:

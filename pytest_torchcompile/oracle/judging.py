@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchcompile.oracle.draw_schedule import FEW
 from pytest_torchcompile.oracle.error_tally import ErrorTally, split_leaf
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_to_cpu, split_pieces
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.measurement import Measurement, read_numbers
 from pytest_torchcompile.oracle.noise_levels import Projections
-from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager
 from pytest_torchcompile.state.value_leaves import computable
 

@@ -75,7 +75,7 @@ class KnownComparisons:
         try:
             self._take_program(digest, basis)
             digest.take([basis.call, basis.tape.draws, basis.tape.operators.hexdigest(), eager, compiled])
-            digest.take(list(basis.tape.roundings.items()))
+            digest.take([list(basis.tape.roundings.items()), basis.tape.decisions.taken])
             pairs, structure = leaves_of(basis.batch)
             digest.take([pairs, structure])
             digest.take([leaf.to_dict() for leaf in basis.judged.values()])

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+from pytest_torchcompile.oracle.draw_schedule import FEW
 from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, as_real
 from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
 from pytest_torchcompile.oracle.judging import (
@@ -26,9 +27,11 @@ from pytest_torchcompile.oracle.measurement import measure_together, read_number
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.properties import ABSENT, compare_items
 from pytest_torchcompile.oracle.recording import Item, Recording
-from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.same_values import same_bits_on_gpu, same_but_for_rounding
 from pytest_torchcompile.oracle.settling import Settling, settle
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
 __all__ = ["LeafJudge"]
 
@@ -305,6 +308,12 @@ class LeafJudge:
         if settling is not None:
             return self.other_draws or not settling.is_near
         return self.other_draws or not eager_is_near(values.eager, estimate)
+
+    def own_decisions(self) -> OwnDecisions | None:
+        """See :meth:`Reference.own_decisions`; None also where no reference was asked for."""
+        if not isinstance(self._source, Reference):
+            return None
+        return self._source.own_decisions()
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):

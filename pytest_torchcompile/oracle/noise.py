@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.counted_decisions import DecisionReplay
 from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.exact_calls import picks_one
 from pytest_torchcompile.oracle.operator_rounding import (
@@ -56,6 +57,8 @@ class RoundedCall:
     """The unit by which is rounded what the operator writes to."""
     fresh: float = 0.0
     """The unit by which is rounded what it has made anew."""
+    decided: torch.Tensor | None = None
+    """What eager has made of it, which takes the place of its result."""
 
     @property
     def is_noisy(self) -> bool:
@@ -90,6 +93,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         accumulator: float = 0.0,
         inputs: dict[str, float] | None = None,
         by_operator: bool = True,
+        decisions: DecisionReplay | None = None,
         listener: Transcript | DrawGraph | None = None,
     ) -> None:
         """Take what the noise is to be.
@@ -103,6 +107,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             accumulator: The unit of sums inside of an operator.
             inputs: An operator's name to the unit to which its inputs are rounded first (TF32 products).
             by_operator: Whether the tape's units are taken.
+            decisions: Those that eager has taken on counted numbers; None: the run takes all of them itself.
             listener: Is told each call, so that the run can be made again by it.
         """
         super().__init__()  # type: ignore[no-untyped-call]
@@ -111,6 +116,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own = unit_of(wide)
         self._wides = (wide, wide.to_complex())
         self._replay = Replay(tape)
+        self._decisions = decisions
         self._roundings = tape.roundings if tape is not None and by_operator else {}
         self._dice = dice or Dice(0)
         self._inputs = inputs or {}
@@ -148,14 +154,21 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = RoundedCall(func, about, wide_version(about.name, func))
         if not about.writes:
             call.narrow = self._narrow_places(args)
-        if self.factor:
+        if self._decisions is not None:
+            call.decided = self._decisions.take(about, key_of(about, args), args, kwargs)
+        if self.factor and call.decided is None:
             self._decide_noise(call, self._widened(args, call.narrow), asked)
-        if self.listener is None:
-            return self.perform(call, args, kwargs)
-        return self.listener.note(self, call, args, kwargs)
+        if self.listener is not None:
+            return self.listener.note(self, call, args, kwargs)
+        out = self.perform(call, args, kwargs)
+        if self._decisions is not None:
+            self._decisions.see(out)
+        return out
 
     def perform(self, call: RoundedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator as was decided."""
+        if call.decided is not None:
+            return call.decided.clone()
         if call.about.random:
             drawn = self._replay.draw(call.func, args, self.wide)
             if drawn is not None:

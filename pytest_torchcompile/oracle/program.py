@@ -70,10 +70,11 @@ class Program:
 
     @property
     def held_tensors(self) -> list[torch.Tensor]:
-        """Parameters, buffers, inputs and recorded random draws."""
+        """Parameters, buffers, inputs, and what the tape has kept."""
         tensors = self.tensors
         if self.tape is not None:
             tensors += [draw for _, draw in self.tape.draws]
+            tensors += self.tape.decisions.held_tensors()
         for module in self.wide_copies.values():
             tensors += _state_tensors(module)
         return tensors

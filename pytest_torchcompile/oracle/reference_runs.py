@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay
 from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.draw_rows import add_draw
+from pytest_torchcompile.oracle.draw_schedule import DRAWS, FEW, LAUNCHED, noise_of_draw
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.measurement import read_numbers
@@ -24,9 +26,10 @@ from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph
+    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
     from pytest_torchcompile.oracle.transcript import Transcript
 
-__all__ = ["DRAWS", "FEW", "noise_of_draw", "reference"]
+__all__ = ["reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
@@ -35,25 +38,6 @@ _WIDES = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": 
           "same-precision": torch.float64}
 # The kinds of run in which operators get their noise one by one.
 _BY_OPERATOR = ("float64", "float32", "same-precision")
-DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
-"""Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
-# The same where draws are launches of a graph, which take less time than to measure the leaves once more.
-_LAUNCHED = (1, 4, 12, 36)
-FEW = 4
-"""Draws that a leaf gets before it is left undecided. Of the further ones every other is loud: a loud one among few
-would let pass by luck what is off by the limit and half of it."""
-# Times the usual noise of a loud draw: decisions that noise flips once in a hundred draws flip there in every third.
-# A relu of a unit that is off for the whole batch decides about a row of a gradient, and each program has its own few.
-_LOUD = 4.0
-# What a loud draw counts for. Where noise moves elements evenly, it is then as a draw of twice the noise.
-_SHARE_OF_LOUD = 0.5
-
-
-def noise_of_draw(number: int) -> tuple[float, float]:
-    """How many times its usual noise a program has in a draw, counted from 0, and what the draw counts for."""
-    if number >= FEW and number % 2:
-        return _LOUD, _SHARE_OF_LOUD
-    return 1.0, 1.0
 
 
 def reference(
@@ -101,8 +85,10 @@ def reference(
 class _Runs(Reference):
     """A reference made by running copies of a program: the first kind of run that works."""
 
-    def __init__(self, program: Program, unit: float | None, draw: bool) -> None:
+    def __init__(self, program: Program, unit: float | None, draw: bool, decides: bool = False) -> None:
+        """``decides``: whether it takes other decisions than eager; the rest as for :func:`reference`."""
         self.program, self.unit = program, unit or program.unit
+        self._given_unit, self._decides = unit, decides
         self._by_operator = unit is None and self.unit > unit_of(torch.float64)
         self.kind, self.why, self.draws = "eager-only", "", 0
         self.estimates = {}
@@ -198,7 +184,7 @@ class _Runs(Reference):
         made = min(self.estimates[name].offered for name in chosen)
         if made == DRAWS[-1]:
             return False
-        numbers = _LAUNCHED if self._noisy_runs.can_launch else DRAWS
+        numbers = LAUNCHED if self._noisy_runs.can_launch else DRAWS
         enough = next(number for number in numbers if number > made)
         for number in range(made, enough):
             self._draw(number, [name for name in chosen if self.estimates[name].offered == number])
@@ -238,6 +224,31 @@ class _Runs(Reference):
         if not estimate.draws:
             return None
         return estimate
+
+    def own_decisions(self) -> OwnDecisions | None:
+        """Runs of the program that decide for themselves."""
+        if self._taken_decisions is None or self.kind not in WIDER:
+            return None
+        # Here, for few comparisons need it.
+        from pytest_torchcompile.oracle.own_decisions import OwnDecisions, watch_decisions
+
+        watched = watch_decisions(self._taken_decisions, _WIDES[self.kind], self._run_watched)
+        if not watched:
+            return None
+        own = _Runs(self.program, self._given_unit, False, decides=True)
+        return OwnDecisions(own, self.estimates, watched)
+
+    def _run_watched(self, number: int, watch: DecisionReplay) -> Recording:
+        self._dice.begin_sequence(number)
+        return self.program.run_wide(watch.wide, self._mode(1.0, decisions=watch))
+
+    @property
+    def _taken_decisions(self) -> CountedDecisions | None:
+        """What eager has decided on counted numbers, if anything, and this run takes over."""
+        tape = self.program.tape
+        if self._decides or tape is None or not tape.decisions.taken:
+            return None
+        return tape.decisions
 
     def _run_in_other_orders(self) -> list[Recording]:
         """Empty where no sum is added up otherwise: then nothing could differ."""
@@ -348,7 +359,8 @@ class _Runs(Reference):
         is_graph = listener is not None and listener.is_graph
         return self.program.run_wide(wide, self._mode(noise, listener), rest=rest, own_parameters=is_graph)
 
-    def _mode(self, noise: float, listener: Transcript | DrawGraph | None = None) -> Wide:
+    def _mode(self, noise: float, listener: Transcript | DrawGraph | None = None,
+              decisions: DecisionReplay | None = None) -> Wide:
         unit, accumulator = self.unit, min(self.unit, FLOAT32_UNIT)
         if self.kind == "same-precision":
             # less than one unit in the last place can't be drawn in the same dtype
@@ -359,8 +371,11 @@ class _Runs(Reference):
         dice = self._dice
         if listener is not None and listener.dice is not None:
             dice = listener.dice
+        if decisions is None and self._taken_decisions is not None:
+            decisions = DecisionReplay(self._taken_decisions, _WIDES[self.kind])
         return Wide(_WIDES[self.kind], self.program.tape, dice=dice, factor=noise, unit=unit,
-                    accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, listener=listener)
+                    accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, decisions=decisions,
+                    listener=listener)
 
     def _disturbance(self, unit: float) -> Callable[[torch.Tensor], None]:
         def disturb(tensor: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.counted_decisions import CountedDecisions
 from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, has_fractions
 from pytest_torchcompile.oracle.gpu_waits import is_recordable
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
@@ -89,6 +90,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.roundings: dict[Key, Rounding] = {}
         # A hash of all operators in their order, each with the shapes and plain numbers that it was given.
         self.operators = hashlib.sha256()
+        self.decisions = CountedDecisions()
         self.is_recordable = True
         """Whether all of the run can be a CUDA graph, as far as is known."""
         # Whether the run is known to have written to none of the parameters.
@@ -120,9 +122,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         about = operator_facts(func)
         key = key_of(about, args)
         self.operators.update(repr(key).encode("utf-8", "surrogatepass"))
-        for tensor in written_tensors(about, args, kwargs):
+        written = list(written_tensors(about, args, kwargs))
+        for tensor in written:
             if is_plain(tensor):
                 self._written.add(tensor.untyped_storage().data_ptr())
+        self.decisions.note(about, key, (args, kwargs), out, written)
         # What decides or counts keeps this one: its arguments were rounded where they were made, and are not again.
         rounding = self.roundings.setdefault(key, Rounding())
         if has_fractions(first):
@@ -147,6 +151,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory in self._written or parameter.untyped_storage().data_ptr() != memory:
                 self.spares_parameters = False
         self._memory, self._written = [], set()
+        self.decisions.end()
 
     def _note_rounding(self, rounding: Rounding, about: Operator, args: tuple[Any, ...], kwargs: dict[str, Any],
                        result: torch.Tensor) -> None:

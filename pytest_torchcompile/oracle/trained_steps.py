@@ -114,4 +114,4 @@ def _training_reference(trial: TrialAccount, plan: _PlannedTraining, batch: Batc
                          kept={}, around=around)
 
     with trial.phase("reference"):
-        return trial.options.references.get((*trial.options.key, plan.label, trial.unit, *of_numbers), make)
+        return trial.options.references.get(trial.options.key, (plan.label, trial.unit, *of_numbers), make)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,7 @@ class Trial(TrialAccount):
     def _compare_call(self, done: EagerCall, compiled: Recording, spread: Spread) -> None:
         call = done.call
 
+        @cache
         def expected() -> Reference:
             return self.call_reference(call)
 

@@ -15,7 +15,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.oracle.calls import Call, Make, Side, TrialOptions, Variants
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.expected import Reference, memory_behind
+from pytest_torchcompile.oracle.expected import Reference, room_beside
 from pytest_torchcompile.oracle.held import HeldName
 from pytest_torchcompile.oracle.judged_calls import JudgedCalls
 from pytest_torchcompile.oracle.leaf_limits import Leaf
@@ -109,7 +109,7 @@ class TrialAccount:
         self.texts: list[Text] = []
         self.seconds: dict[str, float] = {}
         tensors = (tensor for call in self.calls for tensor in call.batch.tensors())
-        self.options.references.make_room(memory_behind(tensors))
+        self.options.references.make_room(room_beside(tensors))
         self._variants = Variants(pristine)
         # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
         # of a call is a copy, and outputs that somebody holds are not looked at again.
@@ -190,7 +190,8 @@ class TrialAccount:
                              kept=variant.wide, around=around)
 
         with self.phase("reference"):
-            return self.options.references.get((*self.options.key, *key, unit, *of_numbers), make)
+            passing = call.other is not None  # other values come once
+            return self.options.references.get(self.options.key, (*key, unit, *of_numbers), make, passing)
 
     def numbers_of_reference(self) -> tuple[tuple[Hashable, ...], Callable[[], AbstractContextManager[None]]]:
         """What tells a reference from those with other random numbers, and what is around its eager runs."""

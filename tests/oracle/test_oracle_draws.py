@@ -12,9 +12,10 @@ from torch import nn
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare, problem, record, reference
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
+from pytest_torchcompile.oracle.draw_schedule import FEW
 from pytest_torchcompile.oracle.estimate import Estimate
-from pytest_torchcompile.oracle.expected import References
-from pytest_torchcompile.oracle.reference_runs import FEW
+from pytest_torchcompile.oracle.expected import Reference, References, room_beside
+from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.tape import Tape, _drawn_by
 from pytest_torchcompile.oracle.training import BY_LEFT_OUT, Training, no_loss, steps_of
 from pytest_torchcompile.oracle.trial import Trial
@@ -157,15 +158,46 @@ def test_a_program_that_raises_under_noise_is_measured_in_another_way_when_noise
     assert [leaf.name for leaf in leaves if problem(leaf)] == ["output[0]"]
 
 
-def test_room_for_references_grows_with_the_memory_of_the_device():
-    """A fiftieth of it, 256 MiB at least and 4 GiB at most."""
+def test_room_for_references_grows_with_the_memory_of_the_device(monkeypatch):
+    """A fiftieth of a machine's, 256 MiB at least and 6 GiB at most."""
     references = References()
-    references.make_room(1 << 30)
-    assert references.limit == 1 << 28
-    references.make_room(100 << 30)
-    assert references.limit == 2 << 30
-    references.make_room(1 << 50)
-    assert references.limit == 4 << 30
+    for memory, limit in ((1 << 30, 1 << 28), (100 << 30, 2 << 30), (1 << 50, 6 << 30)):
+        monkeypatch.setattr("pytest_torchcompile.system.memory_bytes", lambda memory=memory: memory)
+        references.make_room(room_beside([torch.ones(1)]))
+        assert references.limit == limit
+
+
+def asked(references, made, *calls, program="program", passing=False):
+    """Ask for calls in turn; returns those that had to be made."""
+    made.clear()
+    for call in calls:
+        def make(call=call):
+            made.append(call)
+            reference = Reference(Recording())
+            reference.estimates["value"] = Estimate(torch.ones(100, dtype=torch.float64))
+            return reference
+
+        references.get(program, call, make, passing)
+    return list(made)
+
+
+def test_the_references_of_one_pass_are_kept_for_the_third():
+    """Those of the second, which come once, make room for them; then those of another program do."""
+    references, made = References(limit=3 * 800), []
+    assert asked(references, made, 0, 1, 2, program="other") == [0, 1, 2]
+    assert asked(references, made, 0, 1, 2) == [0, 1, 2]
+    assert asked(references, made, "0'", "1'", "2'", passing=True) == ["0'", "1'", "2'"]
+    assert asked(references, made, 0, 1, 2) == []
+    assert asked(references, made, 0, program="other") == [0]
+
+
+def test_of_references_that_do_not_fit_some_are_kept():
+    """Asked for in turn, the one that was there longest is the next: it stays."""
+    references, made = References(limit=2 * 800), []
+    assert asked(references, made, 0, 1, 2) == [0, 1, 2]
+    assert asked(references, made, 0, 1, 2) == [1]
+    references = References(limit=799)
+    assert asked(references, made, 0, 0) == [0, 0]
 
 
 def test_one_small_draw_does_not_show_that_a_leaf_repeats():

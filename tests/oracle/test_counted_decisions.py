@@ -1,0 +1,114 @@
+"""Steps on numbers that were computed from whole numbers alone: wide runs take over what eager has decided."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transcript_programs import Biased, buckets, rows
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle.counted_decisions import DecisionReplay, DecisionWatch
+from pytest_torchcompile.oracle.noise import Wide
+
+pytestmark = pytest.mark.needs_torch
+
+
+def recorded(model, *inputs):
+    tape = Tape()
+    module = model if isinstance(model, nn.Module) else None
+    return record(model, module, Batch.of(*inputs), mode=tape), tape
+
+
+def biased(edge=0.0):
+    torch.manual_seed(1)
+    model = Biased()
+    model.edge = edge
+    return model
+
+
+def reference_of(tape):
+    return reference(biased(), Batch.of(rows()), tape=tape)
+
+
+def wrong_leaves(compiled, tape, eager):
+    return [leaf.name for leaf in compare(eager, compiled, reference_of(tape)) if problem(leaf)]
+
+
+def test_noise_does_not_turn_what_eager_has_decided():
+    _, tape = recorded(biased(), rows())
+    assert [kept.dtype for kept in tape.decisions.held_tensors()] == [torch.int64]
+    spreads = []
+    for taken in (tape.decisions.taken, []):
+        tape.decisions.taken = taken
+        spreads.append(float(reference_of(tape).estimates["output"].spread.max()))
+    assert spreads[0] < 1e-6 < 1e-2 < spreads[1]
+
+
+def test_code_that_decides_otherwise_is_right():
+    eager, tape = recorded(biased(), rows())
+    assert not torch.equal(buckets(1e-6), buckets(-1e-6))
+    for edge in (1e-6, -1e-6):
+        compiled, _ = recorded(biased(edge), rows())
+        assert wrong_leaves(compiled, tape, eager) == []
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2])
+def test_an_error_that_is_less_than_a_step_is_found(size):
+    """Without eager's decisions it would be within the noise."""
+    eager, tape = recorded(biased(), rows())
+    compiled, _ = recorded(biased(), rows())
+    value = compiled.outputs["output"].value
+    value += size * torch.randn_like(value) * value.std() / 30
+    assert wrong_leaves(compiled, tape, eager) == ["output"]
+
+
+def test_a_wrong_bucket_is_found():
+    """Where no rounding decides: buckets that are off by one."""
+    eager, tape = recorded(biased(), rows())
+    compiled, _ = recorded(biased(1.0), rows())
+    assert "output" in wrong_leaves(compiled, tape, eager)
+
+
+def test_what_depends_on_a_parameter_or_on_an_input_is_decided_anew():
+    class Decides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            counted = torch.arange(4).float()
+            mine = (counted * 2 > 3) & (counted.floor() > 0)
+            written = counted.clone()
+            written.mul_(self.weight)
+            return x * mine, x > 0, (counted * self.weight) > 1, written[1:] > 0
+
+    _, tape = recorded(Decides(), torch.randn(4))
+    kept = [(key[0][0], tensor is not None) for key, tensor in tape.decisions.taken]
+    assert kept == [("gt", True), ("floor", True), ("gt", True), ("gt", False), ("gt", False), ("gt", False)]
+
+
+def test_random_numbers_are_not_counted():
+    _, tape = recorded(lambda x: x * (torch.rand(4) > 0.5), torch.randn(4))
+    assert tape.decisions.taken == []
+
+
+def test_a_replay_gives_each_call_its_own():
+    def model(x):
+        first, second = torch.arange(4).float().sqrt().floor(), torch.arange(2, 6).float().sqrt().floor()
+        return x + first + 2 * second, (torch.arange(4) > 1) & (torch.arange(4).double() > 2)
+
+    eager, tape = recorded(model, torch.zeros(4))
+    # As if eager had decided otherwise.
+    for _, kept in tape.decisions.taken:
+        kept.copy_(kept + 1 if kept.is_floating_point() else ~kept)
+    with Wide(torch.float64, tape, decisions=DecisionReplay(tape.decisions, torch.float64)):
+        value, chosen = model(torch.zeros(4, dtype=torch.float64))
+    assert value.dtype == torch.float64
+    assert torch.equal(value, eager.outputs["output[0]"].value.double() + 3)
+    assert chosen.tolist() == [False, False, True, False]
+    with Wide(torch.float64, tape, decisions=(watch := DecisionWatch(tape.decisions, torch.float64))):
+        value, _ = model(torch.zeros(4, dtype=torch.float64))
+    assert torch.equal(value, eager.outputs["output[0]"].value.double())
+    assert watch.is_other

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytest_torchcompile.oracle import draw_graph
-from pytest_torchcompile.oracle.transcript_memory import address_of, bytes_of
+from pytest_torchcompile.oracle.transcript_memory import bytes_of
+from pytest_torchcompile.state.value_leaves import address_of
 
 
 class Graph(TorchDispatchMode):

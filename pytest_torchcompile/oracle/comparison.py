@@ -66,21 +66,25 @@ def compare(
             leaves += compare_zero_signs(pair.name, pair.eager.value, pair.compiled.value)
     found = judge.decide(leaves)
     accused = {leaf.name for leaf in found if problem(leaf, limits)}
-    if not accused:
+    if not accused or judge.reference is None:
         return found
-    own = judge.own_decisions()
-    if own is None:
-        return found
-    # Compiled may have decided otherwise than eager where only rounding decides.
-    values = compiled.values_by_name()
-    explained = {name for name in accused if own.may_explain(name, values.get(name))}
+    explained = _explained_by_decisions(accused, compiled, judge.reference)
     if not explained:
         return found
     right = {}
-    for leaf in compare(eager, compiled, own.reference, limits=limits, without=without):
+    for leaf in compare(eager, compiled, judge.reference.deciding_itself(), limits=limits, without=without):
         if leaf.name in explained and not problem(leaf, limits):
             right[leaf.name, leaf.kind] = leaf
     return [right.get((leaf.name, leaf.kind), leaf) for leaf in found]
+
+
+def _explained_by_decisions(accused: Iterable[str], compiled: Recording, reference: Reference) -> set[str]:
+    """Of accused leaves those that may be right: compiled has decided otherwise than eager where rounding decides."""
+    own = reference.own_decisions()
+    if own is None:
+        return set()
+    values = compiled.values_by_name()
+    return {name for name in accused if own.may_explain(name, values.get(name))}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from pytest_torchcompile.oracle.exact_calls import has_fractions
 from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.operator_rounding import Operator, wide_dtype
-from pytest_torchcompile.oracle.transcript_memory import address_of
+from pytest_torchcompile.state.value_leaves import address_of
 
 __all__ = ["CountedDecisions", "DecisionKey", "DecisionReplay", "DecisionWatch"]
 

@@ -1,14 +1,28 @@
-"""Dice: random relative errors, cheap enough to be thrown at every operator."""
+"""Dice: random relative errors, cheap enough to be thrown at every operator; and how many draws are made with them."""
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 
-__all__ = ["Dice", "FixedDice"]
+__all__ = ["DRAWS", "FEW", "LAUNCHED", "Dice", "FixedDice", "noise_of_draw"]
+
+DRAWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
+"""Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
+LAUNCHED: Final = (1, 4, 12, 36)
+"""The same where draws are launches of a graph, which take less time than to measure the leaves once more."""
+FEW: Final = 4
+"""Draws that a leaf gets before it is left undecided. Of the further ones every other is loud: a loud one among few
+would let pass by luck what is off by the limit and half of it."""
+# Times the usual noise of a loud draw: decisions that noise flips once in a hundred draws flip there in every third.
+# A relu of a unit that is off for the whole batch decides about a row of a gradient, and each program has its own few.
+_LOUD: Final = 4.0
+# What a loud draw counts for. Where noise moves elements evenly, it is then as a draw of twice the noise.
+_SHARE_OF_LOUD: Final = 0.5
 
 # Numbers in a pool: on a CPU as many as its cache holds.
 _POOLS = {"cpu": 1 << 17}
@@ -160,3 +174,10 @@ def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     if not straight.is_contiguous():
         return None
     return straight.view(-1)
+
+
+def noise_of_draw(number: int) -> tuple[float, float]:
+    """How many times its usual noise a program has in a draw, counted from 0, and what the draw counts for."""
+    if number >= FEW and number % 2:
+        return _LOUD, _SHARE_OF_LOUD
+    return 1.0, 1.0

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from pytest_torchcompile.oracle.dice import DRAWS, FEW, noise_of_draw
 from pytest_torchcompile.oracle.draw_rows import add_draw
-from pytest_torchcompile.oracle.draw_schedule import DRAWS, FEW, noise_of_draw
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.recording import Recording
 

@@ -21,9 +21,10 @@ from pytest_torchcompile.gauges.graph_recording import has_failed_on, recorded
 from pytest_torchcompile.oracle.dice import FixedDice
 from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.tape import Tape, written_tensors
-from pytest_torchcompile.oracle.transcript_memory import address_of, bytes_of
+from pytest_torchcompile.oracle.transcript_memory import bytes_of
 from pytest_torchcompile.oracle.transcript_steps import Listener
 from pytest_torchcompile.state.torch_state import seed_everything
+from pytest_torchcompile.state.value_leaves import address_of
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.call_watch import Watch

@@ -110,6 +110,10 @@ class Reference:
         """
         return None
 
+    def deciding_itself(self) -> Reference:
+        """A reference that takes over no decision of eager's."""
+        return self
+
     def held_tensors(self) -> list[torch.Tensor]:
         """What takes memory: the estimates. They do not grow with the number of draws."""
         tensors: list[torch.Tensor] = []

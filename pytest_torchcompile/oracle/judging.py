@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.draw_schedule import FEW
+from pytest_torchcompile.oracle.dice import FEW
 from pytest_torchcompile.oracle.error_tally import ErrorTally, split_leaf
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_to_cpu, split_pieces
 from pytest_torchcompile.oracle.expected import WIDER, Reference

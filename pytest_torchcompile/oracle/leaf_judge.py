@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
-from pytest_torchcompile.oracle.draw_schedule import FEW
+from pytest_torchcompile.oracle.dice import FEW
 from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, as_real
 from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
 from pytest_torchcompile.oracle.judging import (
@@ -29,9 +29,6 @@ from pytest_torchcompile.oracle.properties import ABSENT, compare_items
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.same_values import same_bits_on_gpu, same_but_for_rounding
 from pytest_torchcompile.oracle.settling import Settling, settle
-
-if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
 __all__ = ["LeafJudge"]
 
@@ -309,11 +306,10 @@ class LeafJudge:
             return self.other_draws or not settling.is_near
         return self.other_draws or not eager_is_near(values.eager, estimate)
 
-    def own_decisions(self) -> OwnDecisions | None:
-        """See :meth:`Reference.own_decisions`; None also where no reference was asked for."""
-        if not isinstance(self._source, Reference):
-            return None
-        return self._source.own_decisions()
+    @property
+    def reference(self) -> Reference | None:
+        """None where none was asked for: a callable was given, and nothing had to be measured."""
+        return self._source if isinstance(self._source, Reference) else None
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):

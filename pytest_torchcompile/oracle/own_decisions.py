@@ -16,7 +16,6 @@ import torch
 
 from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionWatch
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
-from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.recording import Recording
 
 __all__ = ["OwnDecisions", "watch_decisions"]
@@ -31,7 +30,6 @@ _LEAST_SHARE: Final = 1 / 16
 class OwnDecisions:
     """Runs that decide for themselves."""
 
-    reference: Reference
     expected: Mapping[str, Estimate]
     """With eager's decisions."""
     runs: Sequence[Mapping[str, Any]]

@@ -10,9 +10,8 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay
-from pytest_torchcompile.oracle.dice import Dice
+from pytest_torchcompile.oracle.dice import DRAWS, FEW, LAUNCHED, Dice, noise_of_draw
 from pytest_torchcompile.oracle.draw_rows import add_draw
-from pytest_torchcompile.oracle.draw_schedule import DRAWS, FEW, LAUNCHED, noise_of_draw
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.measurement import read_numbers
@@ -226,17 +225,18 @@ class _Runs(Reference):
         return estimate
 
     def own_decisions(self) -> OwnDecisions | None:
-        """Runs of the program that decide for themselves."""
+        """Run the program a few times so, with noise."""
         if self._taken_decisions is None or self.kind not in WIDER:
             return None
         # Here, for few comparisons need it.
         from pytest_torchcompile.oracle.own_decisions import OwnDecisions, watch_decisions
 
         watched = watch_decisions(self._taken_decisions, _WIDES[self.kind], self._run_watched)
-        if not watched:
-            return None
-        own = _Runs(self.program, self._given_unit, False, decides=True)
-        return OwnDecisions(own, self.estimates, watched)
+        return OwnDecisions(self.estimates, watched) if watched else None
+
+    def deciding_itself(self) -> Reference:
+        """Of the same program."""
+        return _Runs(self.program, self._given_unit, False, decides=True)
 
     def _run_watched(self, number: int, watch: DecisionReplay) -> Recording:
         self._dice.begin_sequence(number)

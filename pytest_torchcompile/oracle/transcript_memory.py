@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["Memory", "OuterTensor", "address_of", "bytes_of", "memory_of"]
+__all__ = ["Memory", "OuterTensor", "bytes_of", "memory_of"]
 
 
 @dataclass
@@ -55,14 +55,6 @@ def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
     ``torch.multiprocessing.reductions.StorageWeakRef``: torch 2.8 to 2.15.
     """
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Of its memory; 0 where it has none, as some zeros of ``torch.func``."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare, problem, record, reference
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
-from pytest_torchcompile.oracle.draw_schedule import FEW
+from pytest_torchcompile.oracle.dice import FEW
 from pytest_torchcompile.oracle.estimate import Estimate
 from pytest_torchcompile.oracle.expected import Reference, References, room_beside
 from pytest_torchcompile.oracle.recording import Recording

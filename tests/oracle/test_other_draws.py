@@ -13,7 +13,7 @@ from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare as compare_recordings
 from pytest_torchcompile.oracle import problem, record, reference
-from pytest_torchcompile.oracle.draw_schedule import FEW
+from pytest_torchcompile.oracle.dice import FEW
 from pytest_torchcompile.oracle.trial import Trial
 
 pytestmark = pytest.mark.needs_torch

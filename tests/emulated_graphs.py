@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytest_torchcompile.oracle import draw_graph
+from pytest_torchcompile.oracle.properties import storage_address
 from pytest_torchcompile.oracle.transcript_memory import bytes_of
-from pytest_torchcompile.state.value_leaves import address_of
 
 
 class Graph(TorchDispatchMode):
@@ -25,7 +25,7 @@ class Graph(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         for tensor in tensors_of((args, kwargs)):
-            address = address_of(tensor)
+            address = storage_address(tensor)
             if address and address not in self.before:
                 self.before[address] = bytes_of(tensor), bytes_of(tensor).clone()
         out = func(*args, **(kwargs or {}))
@@ -44,7 +44,7 @@ class Graph(TorchDispatchMode):
         for func, args, kwargs, out in self.calls:
             again = func(*args, **kwargs)
             for old, new in zip(tensors_of(out), tensors_of(again), strict=True):
-                if address_of(old) != address_of(new):
+                if storage_address(old) != storage_address(new):
                     old.copy_(new)
 
 

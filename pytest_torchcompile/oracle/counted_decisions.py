@@ -18,7 +18,7 @@ import torch
 from pytest_torchcompile.oracle.exact_calls import has_fractions
 from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.operator_rounding import Operator, wide_dtype
-from pytest_torchcompile.state.value_leaves import address_of
+from pytest_torchcompile.oracle.properties import storage_address
 
 __all__ = ["CountedDecisions", "DecisionKey", "DecisionReplay", "DecisionWatch"]
 
@@ -44,9 +44,9 @@ class CountedDecisions:
         """Take a call in: its arguments, by position and by name, what it returned and what it wrote to."""
         args, kwargs = given
         fractions = list(filter(has_fractions, tensors_in((*args, *kwargs.values()))))
-        counted = not about.random and all(address_of(tensor) in self._counted for tensor in fractions)
+        counted = not about.random and all(storage_address(tensor) in self._counted for tensor in fractions)
         for tensor in (*tensors_in(out), *written):
-            address = address_of(tensor)
+            address = storage_address(tensor)
             if counted and address:
                 self._counted.add(address)
             else:

@@ -20,11 +20,11 @@ import torch
 from pytest_torchcompile.gauges.graph_recording import has_failed_on, recorded
 from pytest_torchcompile.oracle.dice import FixedDice
 from pytest_torchcompile.oracle.gpu_waits import tensors_in
+from pytest_torchcompile.oracle.properties import storage_address
 from pytest_torchcompile.oracle.tape import Tape, written_tensors
 from pytest_torchcompile.oracle.transcript_memory import bytes_of
 from pytest_torchcompile.oracle.transcript_steps import Listener
 from pytest_torchcompile.state.torch_state import seed_everything
-from pytest_torchcompile.state.value_leaves import address_of
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.call_watch import Watch
@@ -109,14 +109,14 @@ class DrawGraph(Listener):
             running = [args[place] for place in call.about.running if place < len(args)]
             for tensor in (*running, *written_tensors(call.about, args, kwargs)):
                 if tensor is not None:
-                    self._written.add(address_of(tensor))
+                    self._written.add(storage_address(tensor))
         out = performer.perform(call, args, kwargs)
         with self._refusing():
-            self._own.update(map(address_of, tensors_in(out)))
+            self._own.update(map(storage_address, tensors_in(out)))
         return out
 
     def _note_outer(self, tensor: torch.Tensor) -> None:
-        address = address_of(tensor)
+        address = storage_address(tensor)
         if address and address not in self._own and address not in self._outer:
             self._outer[address] = bytes_of(tensor)
 

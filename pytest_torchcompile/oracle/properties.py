@@ -18,7 +18,7 @@ from pytest_torchcompile.state.value_leaves import computable
 __all__ = [
     "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
     "compare_zero_signs", "equal_objects", "has_drawn", "has_other_draws",
-    "labels_with_other_draws", "plain_value",
+    "labels_with_other_draws", "plain_value", "storage_address",
 ]
 
 
@@ -253,12 +253,12 @@ def alias_pairs(
     """
     owners: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in others:
-        if address := _storage_address(tensor):
+        if address := storage_address(tensor):
             owners.setdefault(address, []).append((name, tensor))
     pairs = set()
     before: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in outputs:
-        address = _storage_address(tensor)
+        address = storage_address(tensor)
         if not address:
             continue
         for candidates in (owners.get(address, ()), before.get(address, ())):
@@ -310,7 +310,7 @@ def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor, first: int) -> torch.T
     return memory.as_strided((*sizes, tensor.itemsize), (*strides, 1), offset)
 
 
-def _storage_address(tensor: torch.Tensor) -> int:
+def storage_address(tensor: torch.Tensor) -> int:
     """Where the memory of a tensor begins; 0 where it has none that could be shared."""
     if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel() or tensor.device.type == "meta":
         return 0

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "STANDARD_PACKAGES",
-    "address_of",
     "attribute_tensors",
     "computable",
     "containers_in",
@@ -106,14 +105,6 @@ def visible_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether it is torch's own kind of tensor, with memory of its own, in strides."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Of its memory; 0 where it has none, as some zeros of ``torch.func``."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def is_spread(tensor: torch.Tensor) -> bool:

@@ -20,26 +20,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "STANDARD_PACKAGES",
-    "attribute_tensors",
-    "computable",
-    "containers_in",
-    "dense_form",
-    "fingerprint",
-    "holds_tensors",
-    "inner_attributes",
-    "is_plain",
-    "is_spread",
-    "layout_of",
-    "leaves_of",
-    "own_attributes",
-    "own_part",
-    "same_bits",
-    "subclass_of",
-    "tensors_of",
-    "true_on_any_rank",
-    "visible_strides",
-    "whole_value",
+    "STANDARD_PACKAGES", "attribute_tensors", "computable", "containers_in", "dense_form", "fingerprint",
+    "holds_tensors", "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes",
+    "own_part", "same_bits", "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides", "whole_value",
     "write_whole",
 ]
 

@@ -178,9 +178,11 @@ class HiddenState(nn.Module):
         return result + hidden_write(self.state)
 
 
-def buckets(edge: float = 0.0, device: str = "cpu") -> torch.Tensor:
+def buckets(edge: float | list[float] = 0.0, device: str = "cpu") -> torch.Tensor:
     """Distances sorted by a logarithm, as T5 does: at 16, 32 and 64 rounding decides. ``edge``: what is added."""
     distances = torch.arange(1, 128, device=device)
+    if isinstance(edge, list):
+        edge = torch.tensor(edge, device=device)
     large = torch.log(distances.float() / 8) / math.log(16) * 8 + edge
     return torch.where(distances < 8, distances, 8 + large.to(torch.int64)).clamp(max=15)
 

@@ -68,23 +68,14 @@ def compare(
     accused = {leaf.name for leaf in found if problem(leaf, limits)}
     if not accused or judge.reference is None:
         return found
-    explained = _explained_by_decisions(accused, compiled, judge.reference)
-    if not explained:
-        return found
-    right = {}
-    for leaf in compare(eager, compiled, judge.reference.deciding_itself(), limits=limits, without=without):
-        if leaf.name in explained and not problem(leaf, limits):
-            right[leaf.name, leaf.kind] = leaf
-    return [right.get((leaf.name, leaf.kind), leaf) for leaf in found]
-
-
-def _explained_by_decisions(accused: Iterable[str], compiled: Recording, reference: Reference) -> set[str]:
-    """Of accused leaves those that may be right: compiled has decided otherwise than eager where rounding decides."""
-    own = reference.own_decisions()
-    if own is None:
-        return set()
-    values = compiled.values_by_name()
-    return {name for name in accused if own.may_explain(name, values.get(name))}
+    for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
+        beside_other = compare(eager, compiled, other, limits=limits, without=without)
+        right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not problem(leaf, limits)}
+        found = [right.get((leaf.name, leaf.kind), leaf) if leaf.name in accused else leaf for leaf in found]
+        accused = {leaf.name for leaf in found if problem(leaf, limits)}
+        if not accused:
+            break
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -20,10 +21,12 @@ from pytest_torchcompile.oracle.gpu_waits import tensors_in
 from pytest_torchcompile.oracle.operator_rounding import Operator, wide_dtype
 from pytest_torchcompile.oracle.properties import storage_address
 
-__all__ = ["CountedDecisions", "DecisionKey", "DecisionReplay", "DecisionWatch"]
+__all__ = ["CountedDecisions", "DecisionKey", "DecisionReplay", "DecisionWatch", "OtherDecision"]
 
 DecisionKey: TypeAlias = "tuple[Any, bool]"
 """The key of a call, and whether it is asked for another dtype than a floating one."""
+# What is made of a number or a list in the program's text: ``torch.tensor(127.0)``.
+_WRITTEN_DOWN: Final = "lift_fresh"
 # What makes whole numbers, and keeps the dtype.
 _STEPS: Final = frozenset({"ceil", "floor", "round", "sign", "trunc"})
 # Elements of a result that is kept.
@@ -44,7 +47,8 @@ class CountedDecisions:
         """Take a call in: its arguments, by position and by name, what it returned and what it wrote to."""
         args, kwargs = given
         fractions = list(filter(has_fractions, tensors_in((*args, *kwargs.values()))))
-        counted = not about.random and all(storage_address(tensor) in self._counted for tensor in fractions)
+        counted = about.name == _WRITTEN_DOWN or all(storage_address(tensor) in self._counted for tensor in fractions)
+        counted = counted and not about.random
         for tensor in (*tensors_in(out), *written):
             address = storage_address(tensor)
             if counted and address:
@@ -56,6 +60,13 @@ class CountedDecisions:
             if counted and out.numel() <= _LARGEST:
                 kept = out.detach().clone()
             self.taken.append((_decision_key(key, kwargs), kept))
+
+    def changed(self, results: Mapping[int, torch.Tensor]) -> CountedDecisions:
+        """The same, but for some results by their numbers."""
+        others = CountedDecisions()
+        for number, (key, kept) in enumerate(self.taken):
+            others.taken.append((key, results.get(number, kept)))
+        return others
 
     def end(self) -> None:
         """Nothing is noted any more. Without a counted one nothing is kept."""
@@ -74,43 +85,67 @@ class DecisionReplay:
     """Hands them out again to a run in ``wide``, to each call those of the same key, in their order."""
 
     def __init__(self, decisions: CountedDecisions, wide: torch.dtype) -> None:
-        self.wide = wide
-        self._left: dict[DecisionKey, deque[torch.Tensor | None]] = defaultdict(deque)
-        for key, kept in decisions.taken:
-            self._left[key].append(kept)
+        self.decisions, self.wide = decisions, wide
+        # The numbers of those that are left.
+        self._left: dict[DecisionKey, deque[int]] = defaultdict(deque)
+        for number, (key, _) in enumerate(decisions.taken):
+            self._left[key].append(number)
 
     def take(self, about: Operator, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-        """What eager has made of this call; None where that is no decision, or none that is counted."""
-        left = self._left.get(_decision_key(key, kwargs))
-        if not left or not any(map(has_fractions, tensors_in((*args, *kwargs.values())))):
+        """What takes the place of the result of this call; None where that is no decision, or none that is counted."""
+        number = self._number_of(key, args, kwargs)
+        if number is None:
             return None
-        kept = left.popleft()
+        _, kept = self.decisions.taken[number]
         if kept is not None and about.name in _STEPS:
             kept = kept.to(wide_dtype(kept.dtype, self.wide))
         return kept
 
-    def see(self, out: Any) -> None:
-        """What has become of the call that was asked for last."""
+    def see(self, args: Sequence[Any], out: Any) -> None:
+        """What the call was given that was asked for last, and what has become of it."""
+
+    def _number_of(self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+        left = self._left.get(_decision_key(key, kwargs))
+        if not left or not any(map(has_fractions, tensors_in((*args, *kwargs.values())))):
+            return None
+        return left.popleft()
+
+
+@dataclass(frozen=True)
+class OtherDecision:
+    """What a run has decided otherwise than eager, in some elements."""
+
+    number: int
+    """Of the decision, among those that eager has taken."""
+    given: torch.Tensor | None
+    """What it decides about: of the same shape; None where that is more than one tensor."""
+    result: torch.Tensor
 
 
 class DecisionWatch(DecisionReplay):
-    """Has a run decide for itself, and sees whether that is what eager has decided."""
+    """Has a run decide for itself, and sees where it decides otherwise than eager."""
 
     def __init__(self, decisions: CountedDecisions, wide: torch.dtype) -> None:
         super().__init__(decisions, wide)
-        self.is_other = False
-        """Whether one of the decisions is another one."""
-        self._by_eager: torch.Tensor | None = None
+        self.others: list[OtherDecision] = []
+        self._number: int | None = None
 
-    def take(self, about: Operator, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-        """None: it is not replaced."""
-        self._by_eager = super().take(about, key, args, kwargs)
-        return None
+    def take(self, about: Operator, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Nothing is replaced."""
+        self._number = self._number_of(key, args, kwargs)
 
-    def see(self, out: Any) -> None:
-        """Compare the two."""
-        if self._by_eager is not None and not torch.equal(self._by_eager, out):
-            self.is_other = True
+    def see(self, args: Sequence[Any], out: Any) -> None:
+        """Compare the result to that of eager."""
+        if self._number is None:
+            return
+        _, kept = self.decisions.taken[self._number]
+        if kept is None or torch.equal(kept.to(out.dtype), out):
+            return
+        given = None
+        fractions = list(filter(has_fractions, tensors_in(tuple(args))))
+        if len(fractions) == 1 and fractions[0].shape == out.shape:
+            given = fractions[0].detach().clone()
+        self.others.append(OtherDecision(self._number, given, out.detach().clone().to(kept.dtype)))
 
 
 def _decision_key(key: Any, kwargs: Mapping[str, Any]) -> DecisionKey:

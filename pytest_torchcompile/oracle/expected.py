@@ -5,17 +5,14 @@ eager itself as the reference, run several times, where it does not repeat itsel
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.value_leaves import computable
-
-if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
 __all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
            "eager_is_near", "room_beside"]
@@ -103,16 +100,13 @@ class Reference:
         repeat."""
         return None
 
-    def own_decisions(self) -> OwnDecisions | None:
-        """What becomes of the program where it decides otherwise than eager on counted numbers; None where it can't.
+    def with_decisions_of(self, values: Mapping[str, Any], accused: Collection[str]) -> Iterator[Reference]:
+        """References that decide as compiled code perhaps does, where only rounding decides.
 
-        See :mod:`~pytest_torchcompile.oracle.counted_decisions`.
+        ``values``: its values by name; ``accused``: which of them are wrong beside this one, that decides as eager.
+        See :mod:`~pytest_torchcompile.oracle.own_decisions`.
         """
-        return None
-
-    def deciding_itself(self) -> Reference:
-        """A reference that takes over no decision of eager's."""
-        return self
+        yield from ()
 
     def held_tensors(self) -> list[torch.Tensor]:
         """What takes memory: the estimates. They do not grow with the number of draws."""

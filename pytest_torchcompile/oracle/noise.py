@@ -162,7 +162,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.listener.note(self, call, args, kwargs)
         out = self.perform(call, args, kwargs)
         if self._decisions is not None:
-            self._decisions.see(out)
+            self._decisions.see(args, out)
         return out
 
     def perform(self, call: RoundedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

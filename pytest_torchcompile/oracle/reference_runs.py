@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,6 @@ from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph
-    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
     from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["reference"]
@@ -224,23 +224,22 @@ class _Runs(Reference):
             return None
         return estimate
 
-    def own_decisions(self) -> OwnDecisions | None:
-        """Run the program a few times so, with noise."""
-        if self._taken_decisions is None or self.kind not in WIDER:
-            return None
-        # Here, for few comparisons need it.
-        from pytest_torchcompile.oracle.own_decisions import OwnDecisions, watch_decisions
-
-        watched = watch_decisions(self._taken_decisions, _WIDES[self.kind], self._run_watched)
-        return OwnDecisions(self.estimates, watched) if watched else None
-
-    def deciding_itself(self) -> Reference:
+    def with_decisions_of(self, values: Mapping[str, Any], accused: Collection[str]) -> Iterator[Reference]:
         """Of the same program."""
-        return _Runs(self.program, self._given_unit, False, decides=True)
+        taken, tape = self._taken_decisions, self.program.tape
+        if taken is None or tape is None or self.kind not in WIDER:
+            return
+        # Here, for few comparisons need it.
+        from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
-    def _run_watched(self, number: int, watch: DecisionReplay) -> Recording:
+        own = OwnDecisions(taken, _WIDES[self.kind], self._run_deciding, self.estimates)
+        for decisions in own.likely_for(values, accused):
+            program = replace(self.program, tape=tape.deciding(decisions or taken))
+            yield _Runs(program, self._given_unit, False, decides=decisions is None)
+
+    def _run_deciding(self, number: int, decisions: DecisionReplay) -> Recording:
         self._dice.begin_sequence(number)
-        return self.program.run_wide(watch.wide, self._mode(1.0, decisions=watch))
+        return self.program.run_wide(decisions.wide, self._mode(min(1.0, number), decisions=decisions))
 
     @property
     def _taken_decisions(self) -> CountedDecisions | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections import defaultdict, deque
@@ -137,6 +138,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(drawn, torch.Tensor):
                 self.draws.append((name, drawn.detach().clone()))
         return out
+
+    def deciding(self, decisions: CountedDecisions) -> Tape:
+        """The same, with other decisions on counted numbers."""
+        other = copy.copy(self)
+        other.decisions = decisions
+        return other
 
     def begin_run(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take the parameters that the run may write to."""

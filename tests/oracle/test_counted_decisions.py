@@ -112,7 +112,8 @@ def test_what_depends_on_a_parameter_or_on_an_input_is_decided_anew():
 
     _, tape = recorded(Decides(), torch.randn(4))
     kept = [(key[0][0], tensor is not None) for key, tensor in tape.decisions.taken]
-    assert kept == [("gt", True), ("floor", True), ("gt", True), ("gt", True), ("gt", False), ("gt", False), ("gt", False)]
+    assert kept[:4] == [("gt", True), ("floor", True), ("gt", True), ("gt", True)]
+    assert kept[4:] == [("gt", False)] * 3
 
 
 def test_random_numbers_are_not_counted():

@@ -90,6 +90,8 @@ class DecisionReplay:
         self._left: dict[DecisionKey, deque[int]] = defaultdict(deque)
         for number, (key, _) in enumerate(decisions.taken):
             self._left[key].append(number)
+        self.operators = {name for ((name, _), _), _ in decisions.taken}
+        """Names of the operators that may decide."""
 
     def take(self, about: Operator, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
         """What takes the place of the result of this call; None where that is no decision, or none that is counted."""

@@ -154,15 +154,18 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = RoundedCall(func, about, wide_version(about.name, func))
         if not about.writes:
             call.narrow = self._narrow_places(args)
-        if self._decisions is not None:
-            call.decided = self._decisions.take(about, key_of(about, args), args, kwargs)
+        decisions = self._decisions
+        if decisions is not None and about.name not in decisions.operators:
+            decisions = None
+        if decisions is not None:
+            call.decided = decisions.take(about, key_of(about, args), args, kwargs)
         if self.factor and call.decided is None:
             self._decide_noise(call, self._widened(args, call.narrow), asked)
         if self.listener is not None:
             return self.listener.note(self, call, args, kwargs)
         out = self.perform(call, args, kwargs)
-        if self._decisions is not None:
-            self._decisions.see(args, out)
+        if decisions is not None:
+            decisions.see(args, out)
         return out
 
     def perform(self, call: RoundedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

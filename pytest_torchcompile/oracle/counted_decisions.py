@@ -4,7 +4,7 @@ T5 sorts distances into buckets by a logarithm: ``(log(distance / 8) / log(16) *
 that is 2, but for rounding. Eager takes the same side each time, and compiled code most often too. Noise takes either,
 and the other bucket moves all that follows by a thousand times a rounding. So a wide run takes what eager has taken.
 
-No parameter and no floating input has a part in such a number: it is no fault of theirs that a wide run would hide.
+No parameter and no floating input has a part in such a number. So a wide run that takes it over hides no fault.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from pytest_torchcompile.oracle.properties import storage_address
 
 __all__ = ["CountedDecisions", "DecisionKey", "DecisionReplay", "DecisionWatch", "OtherDecision"]
 
-DecisionKey: TypeAlias = "tuple[Any, bool]"
-"""The key of a call, and whether it is asked for another dtype than a floating one."""
+DecisionKey: TypeAlias = "tuple[Any, torch.dtype | None]"
+"""The key of a call, and the dtype that it is asked for if that is not a floating one."""
 # What is made of a number or a list in the program's text: ``torch.tensor(127.0)``.
 _WRITTEN_DOWN: Final = "lift_fresh"
 # What makes whole numbers, and keeps the dtype.
 _STEPS: Final = frozenset({"ceil", "floor", "round", "sign", "trunc"})
-# Elements of a result that is kept.
+# What hands a number to Python.
+_HANDED_OVER: Final = "_local_scalar_dense"
+# Elements of all results that are kept.
 _LARGEST: Final = 1 << 22
 
 
@@ -39,27 +41,44 @@ class CountedDecisions:
     def __init__(self) -> None:
         self.taken: list[tuple[DecisionKey, torch.Tensor | None]] = []
         """What came of each decision on floating numbers; None where they were not counted."""
-        # Addresses of memory whose numbers were computed from whole numbers alone.
+        # Addresses of memory: of floating numbers that were computed from whole numbers alone, and of whole numbers
+        # that were computed from others.
         self._counted: set[int] = set()
+        self._uncounted: set[int] = set()
+        self._is_over, self._room = False, _LARGEST
 
     def note(self, about: Operator, key: Any, given: tuple[Sequence[Any], Mapping[str, Any]], out: Any,
              written: Sequence[torch.Tensor]) -> None:
         """Take a call in: its arguments, by position and by name, what it returned and what it wrote to."""
         args, kwargs = given
-        fractions = list(filter(has_fractions, tensors_in((*args, *kwargs.values()))))
-        counted = about.name == _WRITTEN_DOWN or all(storage_address(tensor) in self._counted for tensor in fractions)
-        counted = counted and not about.random
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        counted = not about.random and (about.name == _WRITTEN_DOWN or all(map(self._is_counted, tensors)))
+        if about.name == _HANDED_OVER and not counted:
+            # What Python makes of that number is not seen.
+            self._is_over = True
         for tensor in (*tensors_in(out), *written):
-            address = storage_address(tensor)
-            if counted and address:
-                self._counted.add(address)
-            else:
-                self._counted.discard(address)
-        if fractions and _decides(about, out):
+            self._mark(tensor, counted)
+        if any(map(has_fractions, tensors)) and _decides(about, out):
             kept = None
-            if counted and out.numel() <= _LARGEST:
+            if counted and not self._is_over and out.numel() <= self._room:
+                self._room -= out.numel()
                 kept = out.detach().clone()
             self.taken.append((_decision_key(key, kwargs), kept))
+
+    def _is_counted(self, tensor: torch.Tensor) -> bool:
+        if has_fractions(tensor):
+            return storage_address(tensor) in self._counted
+        return storage_address(tensor) not in self._uncounted
+
+    def _mark(self, tensor: torch.Tensor, counted: bool) -> None:
+        """Memory may have been another tensor's before."""
+        address = storage_address(tensor)
+        self._counted.discard(address)
+        self._uncounted.discard(address)
+        if counted and address and has_fractions(tensor):
+            self._counted.add(address)
+        elif not counted and not has_fractions(tensor):
+            self._uncounted.add(address)
 
     def changed(self, results: Mapping[int, torch.Tensor]) -> CountedDecisions:
         """The same, but for some results by their numbers."""
@@ -70,7 +89,7 @@ class CountedDecisions:
 
     def end(self) -> None:
         """Nothing is noted any more. Without a counted one nothing is kept."""
-        self._counted = set()
+        self._counted, self._uncounted = set(), set()
         if all(kept is None for _, kept in self.taken):
             self.taken = []
 
@@ -92,6 +111,12 @@ class DecisionReplay:
             self._left[key].append(number)
         self.operators = {name for ((name, _), _), _ in decisions.taken}
         """Names of the operators that may decide."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether each that was counted has been handed out."""
+        left = [self.decisions.taken[number][1] for numbers in self._left.values() for number in numbers]
+        return all(kept is None for kept in left)
 
     def take(self, about: Operator, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
         """What takes the place of the result of this call; None where that is no decision, or none that is counted."""
@@ -152,11 +177,13 @@ class DecisionWatch(DecisionReplay):
 
 def _decision_key(key: Any, kwargs: Mapping[str, Any]) -> DecisionKey:
     asked = kwargs.get("dtype")
-    return key, asked is not None and not asked.is_floating_point and not asked.is_complex
+    if asked is not None and (asked.is_floating_point or asked.is_complex):
+        asked = None
+    return key, asked
 
 
 def _decides(about: Operator, out: Any) -> bool:
-    """Whether a call on floating numbers has made whole ones of them, in new memory."""
-    if not isinstance(out, torch.Tensor) or about.writes:
+    """Whether a call on floating numbers has made whole ones of them, in new memory: ``floor_`` is left alone."""
+    if not isinstance(out, torch.Tensor) or about.writes or about.fresh != (True,):
         return False
     return about.name in _STEPS or not has_fractions(out)

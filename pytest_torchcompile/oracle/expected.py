@@ -11,11 +11,12 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_ones_to_cpu, small_to_cpu
+from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, unit_of
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
-           "eager_is_near", "room_beside"]
+           "eager_is_near", "kinds_to_try", "room_beside"]
 
 WIDER: Final = frozenset({"float64", "float32"})
 """Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
@@ -32,6 +33,15 @@ _SHARE_OF_GPU: Final = 1 / 24
 # Many workers share the memory of a machine.
 _SHARE: Final = 1 / 50
 _ENDLESS = float("inf")
+
+
+def kinds_to_try(unit: float) -> list[str]:
+    """In their order; see :class:`Reference`."""
+    if unit <= unit_of(torch.float64):
+        return ["same-precision", "float64-inputs"]
+    if unit <= FLOAT32_UNIT:
+        return ["float64", "float64-inputs"]
+    return ["float64", "float32", "float64-inputs"]
 
 
 class Reference:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -27,18 +28,22 @@ from pytest_torchcompile.oracle.recording import Recording
 
 __all__ = ["OwnDecisions"]
 
-# Runs with noise that are watched. A decision that one in three takes otherwise is missed once in 25 times.
-_WATCHED: Final = 8
+# Runs with noise that are watched, by how many times the usual noise they have. A decision that one in ten takes
+# otherwise is missed once in ten times so.
+_WATCHED: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0)
 # Edges of which each is tried by itself.
 _MOST: Final = 32
 # How far noise moves what is decided about, in parts of it: all elements so near to each other are one edge.
 _NEAR: Final = 1e-5
 # Elements at the end, which a loop over vectors may leave to another function.
 _TAIL: Final = 64
-# An edge is taken to be turned if that leaves less than so much of the square of the distance.
-_ENOUGH: Final = 0.9
-# Elements of a leaf by which distances are measured.
-_SAMPLED: Final = 1 << 12
+_VECTOR: Final = 16
+# A share of an edge in compiled values is no chance if it is so many times what chance makes of it.
+_BEYOND_CHANCE: Final = 8.0
+# Elements for each edge, without which nothing can be said.
+_ROWS_EACH: Final = 4
+# Elements of a leaf by which distances are measured, twice: those that are furthest off, and others.
+_SAMPLED: Final = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +61,15 @@ class _Edge:
 class OwnDecisions:
     """Which decisions a program may take."""
 
-    def __init__(self, taken: CountedDecisions, wide: torch.dtype, run: Callable[[int, DecisionReplay], Recording],
-                 expected: Mapping[str, Estimate]) -> None:
+    def __init__(self, taken: CountedDecisions, wide: torch.dtype,
+                 run: Callable[[int, float, DecisionReplay], Recording], expected: Mapping[str, Estimate]) -> None:
         """Take a program.
 
         Args:
             taken: What eager has decided.
             wide: The dtype of wide runs.
-            run: Makes one, with the noise of this number; 0: without. It is handed decisions, or watched.
+            run: Makes one, with the noise of this number, so many times as much as usual. It is handed decisions, or
+                watched.
             expected: What comes of it with eager's decisions.
         """
         self._taken, self._wide, self._run, self._expected = taken, wide, run, expected
@@ -74,21 +80,23 @@ class OwnDecisions:
 
         None: any. Nothing where its values say that it has decided as eager has.
         """
-        edges = self._edges()
+        edges = self._edges
         if not edges:
             return
         if len(edges) <= _MOST:
-            turned = self._turned(edges, values, accused)
-            if not turned:
+            turned = self._turned(values, accused)
+            if turned is None:
                 return
-            yield self._with(turned)
+            if turned:
+                yield self._with(turned)
         yield None
 
+    @cached_property
     def _edges(self) -> list[_Edge]:
         places: dict[tuple[int, Any, Any], torch.Tensor] = {}
-        for number in range(1, 1 + _WATCHED):
+        for number, noise in enumerate(_WATCHED):
             watch = DecisionWatch(self._taken, self._wide)
-            if self._run(number, watch).error is not None:
+            if self._run(number, noise, watch).error is not None:
                 continue
             for other in watch.others:
                 for key, found in self._places_of(other):
@@ -96,9 +104,7 @@ class OwnDecisions:
         edges = []
         for (first, _, other_value), found in places.items():
             numbers = [number for number, alike in self._alike.items() if alike == first]
-            in_tail = torch.zeros_like(found)
-            in_tail.view(-1)[-_TAIL:] = True
-            for part in (found & in_tail, found & ~in_tail):
+            for part in _parts(found):
                 if bool(part.any()):
                     edges.append(_Edge(numbers, part, other_value))
         return edges
@@ -119,40 +125,57 @@ class OwnDecisions:
                 places = places | (near & (kept == mine))
             yield (self._alike[other.number], mine, theirs), places
 
-    def _turned(self, edges: list[_Edge], values: Mapping[str, Any], accused: Collection[str]) -> list[_Edge]:
-        """The edges that bring the values nearer to what is expected where they are turned, one after the other."""
+    @cached_property
+    def _runs(self) -> list[Mapping[str, Any]]:
+        """Of each edge the values of a run in which it alone is turned."""
+        runs: list[Mapping[str, Any]] = []
+        for edge in self._edges:
+            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide))
+            runs.append(recording.values_by_name())
+        return runs
+
+    def _turned(self, values: Mapping[str, Any], accused: Collection[str]) -> list[_Edge] | None:
+        """The edges that compiled code has turned as a whole; None where its values say that it has turned none.
+
+        Least squares say how much of what each edge moves is in the values. Of one that is turned it is 1, of one that
+        is turned in some elements a share. Of an error that has nothing to do with it, it is zero but for chance.
+        """
         names = [name for name in accused if name in self._expected and self._expected[name].continuous]
         if not names:
+            # A whole number that is wrong has no distance.
             names = [name for name, estimate in self._expected.items() if estimate.continuous]
-        left = self._distances(values, names)
-        effects = []
-        for edge in edges:
-            recording = self._run(0, DecisionReplay(self._with([edge]), self._wide))
-            effects.append(self._distances(recording.values_by_name(), names))
-        turned: list[_Edge] = []
-        while len(turned) < len(edges):
-            remaining = [float((left - effect).square().sum()) for effect in effects]
-            best = min(range(len(edges)), key=remaining.__getitem__)
-            if not remaining[best] < _ENOUGH * float(left.square().sum()) or edges[best] in turned:
-                break
-            turned.append(edges[best])
-            left = left - effects[best]
-        return turned
+        error, effects = self._distances(values, names)
+        sizes = effects.norm(dim=0)
+        moving = (sizes > 0).nonzero().view(-1)
+        if not moving.numel():
+            return None
+        if len(error) < _ROWS_EACH * moving.numel():
+            return []
+        directions = effects[:, moving] / sizes[moving]
+        shares = torch.linalg.lstsq(directions, error[:, None], driver="gelsd").solution.view(-1)
+        chance = (error - directions @ shares).norm() / math.sqrt(len(error))
+        if not bool((shares > _BEYOND_CHANCE * chance).any()):
+            return None
+        turned = moving[shares > sizes[moving] / 2]
+        return [self._edges[place] for place in turned.tolist()]
 
-    def _distances(self, values: Mapping[str, Any], names: Collection[str]) -> torch.Tensor:
-        """What some elements of these leaves are off by, over the root mean square of what is expected (one row)."""
-        distances = []
+    def _distances(self, values: Mapping[str, Any], names: Collection[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What some elements of these leaves are off by, over the root mean square of what is expected (one column).
+
+        Also of the run of each edge, a column for each. Of each leaf those elements are taken that are furthest off,
+        and others at even distances.
+        """
+        errors, effects = [], []
         for name in names:
-            expected = _sample(self._expected[name].value)
-            value = values.get(name)
-            apart = torch.zeros_like(expected)
-            if isinstance(value, float):
-                value = torch.tensor(value)
-            if isinstance(value, torch.Tensor) and as_real(value).shape == self._expected[name].value.shape:
-                apart = finite_values(_sample(as_real(value.detach())) - expected)
-            size = float(finite_values(expected).square().mean().sqrt()) if expected.numel() else 0.0
-            distances.append(apart / (size or 1.0) / math.sqrt(max(1, apart.numel())))
-        return torch.cat(distances) if distances else torch.zeros(1, dtype=torch.float64)
+            expected = self._expected[name].value
+            apart = _apart(values.get(name), expected)
+            places = _places(apart)
+            size = float(finite_values(expected.double()).square().mean().sqrt()) if expected.numel() else 0.0
+            scale = (size or 1.0) * math.sqrt(max(1, len(places)))
+            errors.append(apart[places].cpu() / scale)
+            columns = [_apart(run.get(name), expected)[places].cpu() / scale for run in self._runs]
+            effects.append(torch.stack(columns, 1))
+        return torch.cat(errors), torch.cat(effects)
 
     def _with(self, edges: list[_Edge]) -> CountedDecisions:
         results: dict[int, torch.Tensor] = {}
@@ -184,7 +207,36 @@ def _alike(taken: CountedDecisions) -> dict[int, int]:
     return alike
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Some elements at even distances, on the CPU in float64."""
-    flat = tensor.reshape(-1)
-    return flat[:: max(1, flat.numel() // _SAMPLED)].cpu().double()
+def _parts(places: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Some elements, apart from those that a loop over vectors may leave to another function: the last ones of all, and
+    of each row."""
+    last = torch.zeros_like(places)
+    last.view(-1)[-_TAIL:] = True
+    last_of_row = torch.zeros_like(places)
+    whole_vectors = places.shape[-1] // _VECTOR * _VECTOR if places.dim() else 0
+    if places.dim() > 1:
+        last_of_row[..., whole_vectors:] = True
+    for part in (last, last_of_row & ~last, ~last & ~last_of_row):
+        yield places & part
+
+
+def _apart(value: Any, expected: torch.Tensor) -> torch.Tensor:
+    """What each element of a value is off by (flat, float64); zeros for a value of another shape."""
+    expected = expected.double()
+    if isinstance(value, float):
+        value = torch.tensor(value)
+    if not isinstance(value, torch.Tensor) or as_real(value).shape != expected.shape:
+        return torch.zeros_like(expected).reshape(-1)
+    value = as_real(value.detach()).to(expected.device).double()
+    return (finite_values(value) - finite_values(expected)).reshape(-1)
+
+
+def _places(apart: torch.Tensor) -> torch.Tensor:
+    """The elements by which a distance is measured."""
+    if apart.numel() <= 2 * _SAMPLED:
+        return torch.arange(apart.numel(), device=apart.device)
+    furthest = apart.abs().topk(_SAMPLED).indices
+    chosen = torch.zeros(apart.numel(), dtype=torch.bool, device=apart.device)
+    chosen[furthest] = True
+    chosen[:: math.ceil(apart.numel() / _SAMPLED)] = True
+    return chosen.nonzero().view(-1)

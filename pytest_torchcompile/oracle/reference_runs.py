@@ -14,7 +14,7 @@ from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, Decis
 from pytest_torchcompile.oracle.dice import DRAWS, FEW, LAUNCHED, Dice, noise_of_draw
 from pytest_torchcompile.oracle.draw_rows import add_draw
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
-from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
+from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference, kinds_to_try
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.noisy_runs import NoisyRuns
@@ -26,6 +26,7 @@ from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph
+    from pytest_torchcompile.oracle.own_decisions import OwnDecisions
     from pytest_torchcompile.oracle.transcript import Transcript
 
 __all__ = ["reference"]
@@ -88,6 +89,8 @@ class _Runs(Reference):
         """``decides``: whether it takes other decisions than eager; the rest as for :func:`reference`."""
         self.program, self.unit = program, unit or program.unit
         self._given_unit, self._decides = unit, decides
+        self._replay: DecisionReplay | None = None
+        self._own_decisions: OwnDecisions | None = None
         self._by_operator = unit is None and self.unit > unit_of(torch.float64)
         self.kind, self.why, self.draws = "eager-only", "", 0
         self.estimates = {}
@@ -99,7 +102,7 @@ class _Runs(Reference):
         self._again: dict[str, Any] | None = None
         # Of a launch without noise, until draws end.
         self._launched: dict[str, Any] | None = None
-        self._kinds = _kinds_to_try(self.unit)
+        self._kinds = kinds_to_try(self.unit)
         self._reasons: list[str] = []
         self._choose_kind(draw)
 
@@ -109,6 +112,10 @@ class _Runs(Reference):
             self.kind = self._kinds.pop(0)
             self._noisy_runs = self._new_noisy_runs(_WIDES[self.kind])
             exact = self._run_with(0.0)
+            if self._replay is not None and (exact.error is not None or not self._replay.is_used_up):
+                # It runs otherwise than eager did: a function remembers what it computed then.
+                self._decides, self._replay = True, None
+                exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
                 continue
@@ -227,25 +234,26 @@ class _Runs(Reference):
     def with_decisions_of(self, values: Mapping[str, Any], accused: Collection[str]) -> Iterator[Reference]:
         """Of the same program."""
         taken, tape = self._taken_decisions, self.program.tape
-        if taken is None or tape is None or self.kind not in WIDER:
+        if taken is None or tape is None:
             return
-        # Here, for few comparisons need it.
-        from pytest_torchcompile.oracle.own_decisions import OwnDecisions
+        if self._own_decisions is None:
+            # Here, for few comparisons need it.
+            from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
-        own = OwnDecisions(taken, _WIDES[self.kind], self._run_deciding, self.estimates)
-        for decisions in own.likely_for(values, accused):
+            self._own_decisions = OwnDecisions(taken, _WIDES[self.kind], self._run_deciding, self.estimates)
+        for decisions in self._own_decisions.likely_for(values, accused):
             program = replace(self.program, tape=tape.deciding(decisions or taken))
             yield _Runs(program, self._given_unit, False, decides=decisions is None)
 
-    def _run_deciding(self, number: int, decisions: DecisionReplay) -> Recording:
+    def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay) -> Recording:
         self._dice.begin_sequence(number)
-        return self.program.run_wide(decisions.wide, self._mode(min(1.0, number), decisions=decisions))
+        return self.program.run_wide(decisions.wide, self._mode(noise, decisions=decisions))
 
     @property
     def _taken_decisions(self) -> CountedDecisions | None:
         """What eager has decided on counted numbers, if anything, and this run takes over."""
         tape = self.program.tape
-        if self._decides or tape is None or not tape.decisions.taken:
+        if self._decides or self.kind not in WIDER or tape is None or not tape.decisions.taken:
             return None
         return tape.decisions
 
@@ -371,7 +379,7 @@ class _Runs(Reference):
         if listener is not None and listener.dice is not None:
             dice = listener.dice
         if decisions is None and self._taken_decisions is not None:
-            decisions = DecisionReplay(self._taken_decisions, _WIDES[self.kind])
+            decisions = self._replay = DecisionReplay(self._taken_decisions, _WIDES[self.kind])
         return Wide(_WIDES[self.kind], self.program.tape, dice=dice, factor=noise, unit=unit,
                     accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, decisions=decisions,
                     listener=listener)
@@ -388,12 +396,3 @@ def _is_lost(expected: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """Whether a draw is NaN in most elements that have a finite value: it measures nothing."""
     finite = expected.isfinite()
     return 2 * (finite & drawn.isnan()).sum() > finite.sum()
-
-
-def _kinds_to_try(unit: float) -> list[str]:
-    """In their order; see :class:`Reference`."""
-    if unit <= unit_of(torch.float64):
-        return ["same-precision", "float64-inputs"]
-    if unit <= FLOAT32_UNIT:
-        return ["float64", "float64-inputs"]
-    return ["float64", "float32", "float64-inputs"]

@@ -66,18 +66,26 @@ def compare(
             leaves += compare_zero_signs(pair.name, pair.eager.value, pair.compiled.value)
     found = judge.decide(leaves)
     # Of dtypes and strides no decision on numbers says anything.
-    kinds = {pair.name: pair.kind for pair in pairs}
-    accused = {leaf.name for leaf in found if problem(leaf, limits) and kinds.get(leaf.name) == leaf.kind}
+    of_values = {(pair.name, pair.kind) for pair in pairs}
+    accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and problem(leaf, limits)]
     if not accused or judge.reference is None:
         return found
     for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
-        beside_other = compare(eager, compiled, other, limits=limits, without=without)
-        right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not problem(leaf, limits)}
-        found = [right.get((leaf.name, leaf.kind), leaf) if leaf.name in accused else leaf for leaf in found]
-        accused = {leaf.name for leaf in found if problem(leaf, limits)}
-        if not accused:
+        found = _right_beside(found, compare(eager, compiled, other, limits=limits, without=without), limits)
+        if not any(problem(leaf, limits) for leaf in found):
             break
     return found
+
+
+def _right_beside(found: Iterable[Leaf], beside_other: Iterable[Leaf], limits: Limits | None) -> list[Leaf]:
+    """The leaves found, with those of another reference in the place of problems that are none beside it."""
+    right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not problem(leaf, limits)}
+    leaves = []
+    for leaf in found:
+        if problem(leaf, limits):
+            leaf = right.get((leaf.name, leaf.kind), leaf)
+        leaves.append(leaf)
+    return leaves
 
 
 @dataclass(frozen=True)

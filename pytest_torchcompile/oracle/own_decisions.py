@@ -58,6 +58,17 @@ class _Edge:
     """What they become: one number or Boolean."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Elements of one leaf, by which distances are measured."""
+
+    name: str
+    places: torch.Tensor
+    """Of the flat leaf."""
+    scale: float
+    """The root mean square of what is expected, times the root of how many elements there are."""
+
+
 class OwnDecisions:
     """Which decisions a program may take."""
 
@@ -125,15 +136,6 @@ class OwnDecisions:
                 places = places | (near & (kept == mine))
             yield (self._alike[other.number], mine, theirs), places
 
-    @cached_property
-    def _runs(self) -> list[Mapping[str, Any]]:
-        """Of each edge the values of a run in which it alone is turned."""
-        runs: list[Mapping[str, Any]] = []
-        for edge in self._edges:
-            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide))
-            runs.append(recording.values_by_name())
-        return runs
-
     def _turned(self, values: Mapping[str, Any], accused: Collection[str]) -> list[_Edge] | None:
         """The edges that compiled code has turned as a whole; None where its values say that it has turned none.
 
@@ -144,7 +146,10 @@ class OwnDecisions:
         if not names:
             # A whole number that is wrong has no distance.
             names = [name for name, estimate in self._expected.items() if estimate.continuous]
-        error, effects = self._distances(values, names)
+        if not names:
+            return []
+        samples = self._samples(values, names)
+        error, effects = self._distances(values, samples), self._effects(samples)
         sizes = effects.norm(dim=0)
         moving = (sizes > 0).nonzero().view(-1)
         if not moving.numel():
@@ -159,23 +164,33 @@ class OwnDecisions:
         turned = moving[shares > sizes[moving] / 2]
         return [self._edges[place] for place in turned.tolist()]
 
-    def _distances(self, values: Mapping[str, Any], names: Collection[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What some elements of these leaves are off by, over the root mean square of what is expected (one column).
-
-        Also of the run of each edge, a column for each. Of each leaf those elements are taken that are furthest off,
-        and others at even distances.
-        """
-        errors, effects = [], []
+    def _samples(self, values: Mapping[str, Any], names: Collection[str]) -> list[_Sample]:
+        """Of each leaf the elements whose values are furthest off, and others at even distances."""
+        samples = []
         for name in names:
             expected = self._expected[name].value
-            apart = _apart(values.get(name), expected)
-            places = _places(apart)
-            size = float(finite_values(expected.double()).square().mean().sqrt()) if expected.numel() else 0.0
-            scale = (size or 1.0) * math.sqrt(max(1, len(places)))
-            errors.append(apart[places].cpu() / scale)
-            columns = [_apart(run.get(name), expected)[places].cpu() / scale for run in self._runs]
-            effects.append(torch.stack(columns, 1))
-        return torch.cat(errors), torch.cat(effects)
+            places = _places(_apart(values.get(name), expected))
+            size = 0.0
+            if expected.numel():
+                size = float(finite_values(expected.double()).square().mean().sqrt())
+            samples.append(_Sample(name, places, (size or 1.0) * math.sqrt(max(1, len(places)))))
+        return samples
+
+    def _distances(self, values: Mapping[str, Any], samples: Collection[_Sample]) -> torch.Tensor:
+        """What values are off by in the elements of the samples, each over its scale: one dimension, on the CPU."""
+        distances = []
+        for sample in samples:
+            apart = _apart(values.get(sample.name), self._expected[sample.name].value)
+            distances.append(apart[sample.places].cpu() / sample.scale)
+        return torch.cat(distances)
+
+    def _effects(self, samples: Collection[_Sample]) -> torch.Tensor:
+        """What each edge moves where it alone is turned, a column for each. No run is kept: it has all gradients."""
+        columns = []
+        for edge in self._edges:
+            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide))
+            columns.append(self._distances(recording.values_by_name(), samples))
+        return torch.stack(columns, 1)
 
     def _with(self, edges: list[_Edge]) -> CountedDecisions:
         results: dict[int, torch.Tensor] = {}

@@ -242,8 +242,10 @@ class _Runs(Reference):
 
             self._own_decisions = OwnDecisions(taken, _WIDES[self.kind], self._run_deciding, self.estimates)
         for decisions in self._own_decisions.likely_for(values, accused):
-            program = replace(self.program, tape=tape.deciding(decisions or taken))
-            yield _Runs(program, self._given_unit, False, decides=decisions is None)
+            if decisions is None:
+                yield _Runs(self.program, self._given_unit, False, decides=True)
+            else:
+                yield _Runs(replace(self.program, tape=tape.deciding(decisions)), self._given_unit, False)
 
     def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay) -> Recording:
         self._dice.begin_sequence(number)

@@ -69,7 +69,7 @@ def test_code_that_decides_otherwise_in_the_last_elements_alone_is_right():
 
 def powers(count, turned=()):
     """Of each number the largest power of two that is no larger; of those at the places ``turned`` the one below."""
-    exponents = torch.log(torch.arange(1, count + 1).double().to(torch.get_default_dtype())) / math.log(2.0)
+    exponents = torch.log(torch.arange(1, count + 1).float()) / math.log(2.0)
     for place in turned:
         exponents[place] -= 1e-6
     return exponents.to(torch.int64)
@@ -176,6 +176,16 @@ def test_an_error_of_any_size_is_found(size):
     value = compiled.outputs["output"].value
     value += size * torch.randn_like(value) * value.std()
     assert wrong_leaves(compiled, tape, eager) == ["output"]
+
+
+def test_a_model_of_whole_numbers_alone_may_decide_otherwise():
+    """There is no distance to measure."""
+    eager, tape = recorded(lambda x: buckets(1e-6) + x, torch.zeros(127, dtype=torch.int64))
+    compiled, _ = recorded(lambda x: buckets(-1e-6) + x, torch.zeros(127, dtype=torch.int64))
+    made = reference(lambda x: buckets(1e-6) + x, Batch.of(torch.zeros(127, dtype=torch.int64)), tape=tape)
+    leaves = compare(eager, compiled, made)
+    assert not any(map(problem, leaves))
+    assert any(leaf.undecidable for leaf in leaves)
 
 
 def test_a_wrong_bucket_is_found():

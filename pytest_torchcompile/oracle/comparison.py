@@ -51,11 +51,28 @@ def compare(
     if eager.error is not None or compiled.error is not None:
         return [compare_errors(eager, compiled)]
     judge = LeafJudge(reference, limits or Limits(), eager)
-    judged = judged or {}
+    pairs = [pair for pair in _pair_items(eager, compiled) if pair.name not in without]
+    found = _judged(judge, eager, compiled, pairs, judged or {})
+    # Of dtypes and strides no decision on numbers says anything.
+    of_values = {(pair.name, pair.kind) for pair in pairs}
+    accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and problem(leaf, limits)]
+    if not accused or judge.reference is None:
+        return found
+    # Beside each of these it is judged once: were they asked for others in their turn, that could go on without end.
+    for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
+        beside_other = _judged(LeafJudge(other, limits or Limits(), eager), eager, compiled, pairs, {})
+        found = _right_beside(found, beside_other, limits)
+        if not any(problem(leaf, limits) for leaf in found):
+            break
+    return found
+
+
+def _judged(judge: LeafJudge, eager: Recording, compiled: Recording, pairs: Collection[_Pair],
+            judged: Mapping[str, Leaf]) -> list[Leaf]:
+    """The leaves of two recordings that have not raised, beside one reference."""
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     judge.other_draws = has_other_draws(leaves)
-    pairs = [pair for pair in _pair_items(eager, compiled) if pair.name not in without]
     judge.look_at(pair.values for pair in pairs)
     for pair in pairs:
         differences = list(compare_items(pair.name, pair.kind, pair.eager, pair.compiled))
@@ -64,17 +81,7 @@ def compare(
             leaves.append(judge.first_leaf(pair.values, judged.get(pair.name)))
         if pair.kind == "value":
             leaves += compare_zero_signs(pair.name, pair.eager.value, pair.compiled.value)
-    found = judge.decide(leaves)
-    # Of dtypes and strides no decision on numbers says anything.
-    of_values = {(pair.name, pair.kind) for pair in pairs}
-    accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and problem(leaf, limits)]
-    if not accused or judge.reference is None:
-        return found
-    for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
-        found = _right_beside(found, compare(eager, compiled, other, limits=limits, without=without), limits)
-        if not any(problem(leaf, limits) for leaf in found):
-            break
-    return found
+    return judge.decide(leaves)
 
 
 def _right_beside(found: Iterable[Leaf], beside_other: Iterable[Leaf], limits: Limits | None) -> list[Leaf]:

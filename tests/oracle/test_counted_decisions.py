@@ -15,6 +15,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, own_decisions, problem, record, reference
 from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay, DecisionWatch
 from pytest_torchcompile.oracle.noise import Wide
+from pytest_torchcompile.oracle.reference_runs import _Runs
 
 pytestmark = pytest.mark.needs_torch
 
@@ -166,6 +167,24 @@ def test_where_many_decisions_are_at_the_edge_any_are_taken_to_be_right(monkeypa
     monkeypatch.setattr(own_decisions, "_MOST", 0)
     assert wrong_leaves(turned, tape, eager) == []
     assert not kinds
+
+
+def test_beside_other_decisions_nobody_asks_for_others_again(monkeypatch):
+    """Else a model that stays wrong would be judged without end, beside one reference after another."""
+    eager, tape = recorded(biased(), rows())
+    compiled, _ = recorded(biased(), rows())
+    compiled.outputs["output"].value[0] += 1.0
+    asked = []
+    known = _Runs.with_decisions_of
+
+    def with_decisions_of(runs, values, accused):
+        asked.append(runs)
+        yield runs
+        yield from known(runs, values, accused)
+
+    monkeypatch.setattr(_Runs, "with_decisions_of", with_decisions_of)
+    assert wrong_leaves(compiled, tape, eager) == ["output"]
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 1e-1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.leaf_judge import LeafJudge
-from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
+from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
 from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.properties import (
     ABSENT,
@@ -55,14 +55,14 @@ def compare(
     found = _judged(judge, eager, compiled, pairs, judged or {})
     # Of dtypes and strides no decision on numbers says anything.
     of_values = {(pair.name, pair.kind) for pair in pairs}
-    accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and problem(leaf, limits)]
+    accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and judge.problem_of(leaf)]
     if not accused or judge.reference is None:
         return found
     # Beside each of these it is judged once: were they asked for others in their turn, that could go on without end.
     for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
         beside_other = _judged(LeafJudge(other, limits or Limits(), eager), eager, compiled, pairs, {})
-        found = _right_beside(found, beside_other, limits)
-        if not any(problem(leaf, limits) for leaf in found):
+        found = _right_beside(judge, found, beside_other)
+        if not any(map(judge.problem_of, found)):
             break
     return found
 
@@ -84,12 +84,12 @@ def _judged(judge: LeafJudge, eager: Recording, compiled: Recording, pairs: Coll
     return judge.decide(leaves)
 
 
-def _right_beside(found: Iterable[Leaf], beside_other: Iterable[Leaf], limits: Limits | None) -> list[Leaf]:
+def _right_beside(judge: LeafJudge, found: Iterable[Leaf], beside_other: Iterable[Leaf]) -> list[Leaf]:
     """The leaves found, with those of another reference in the place of problems that are none beside it."""
-    right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not problem(leaf, limits)}
+    right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not judge.problem_of(leaf)}
     leaves = []
     for leaf in found:
-        if problem(leaf, limits):
+        if judge.problem_of(leaf):
             leaf = right.get((leaf.name, leaf.kind), leaf)
         leaves.append(leaf)
     return leaves

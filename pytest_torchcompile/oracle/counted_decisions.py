@@ -149,11 +149,17 @@ class OtherDecision:
     result: torch.Tensor
 
 
+class _Watched(Exception):
+    """Ends a run of which nothing more is asked."""
+
+
 class DecisionWatch(DecisionReplay):
     """Has a run decide for itself, and sees where it decides otherwise than eager."""
 
-    def __init__(self, decisions: CountedDecisions, wide: torch.dtype) -> None:
+    def __init__(self, decisions: CountedDecisions, wide: torch.dtype, last: int | None = None) -> None:
+        """``last``: the number of the decision after which the run ends, raising; None: it goes on."""
         super().__init__(decisions, wide)
+        self._last = last
         self.others: list[OtherDecision] = []
         self._number: int | None = None
 
@@ -166,13 +172,14 @@ class DecisionWatch(DecisionReplay):
         if self._number is None:
             return
         _, kept = self.decisions.taken[self._number]
-        if kept is None or torch.equal(kept.to(out.dtype), out):
-            return
-        given = None
-        fractions = list(filter(has_fractions, tensors_in(tuple(args))))
-        if len(fractions) == 1 and fractions[0].shape == out.shape:
-            given = fractions[0].detach().clone()
-        self.others.append(OtherDecision(self._number, given, out.detach().clone().to(kept.dtype)))
+        if kept is not None and not torch.equal(kept.to(out.dtype), out):
+            given = None
+            fractions = list(filter(has_fractions, tensors_in(tuple(args))))
+            if len(fractions) == 1 and fractions[0].shape == out.shape:
+                given = fractions[0].detach().clone()
+            self.others.append(OtherDecision(self._number, given, out.detach().clone().to(kept.dtype)))
+        if self._number == self._last:
+            raise _Watched
 
 
 def _decision_key(key: Any, kwargs: Mapping[str, Any]) -> DecisionKey:

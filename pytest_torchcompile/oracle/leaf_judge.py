@@ -202,9 +202,13 @@ class LeafJudge:
         tensors = [(kind, value) for kind, value in pairs if isinstance(value, torch.Tensor)]
         return [(kind, tensor) for kind, tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
+    def problem_of(self, leaf: Leaf) -> str | None:
+        """What is wrong with a leaf, by the limits that were given; None where nothing is."""
+        return self._problem(leaf, self._limits)
+
     def _problem(self, leaf: Leaf, limits: Limits) -> str | None:
-        """What is wrong with a leaf. A verdict on gradients looks at all of them together, so no draw is wanted of a
-        worst element that will pass there."""
+        """What is wrong with a leaf by some limits. A verdict on gradients looks at all of them together, so no draw is
+        wanted of a worst element that will pass there."""
         if leaf.kind != "gradient":
             return problem(leaf, limits)
         if self._gradient_count is None:
@@ -220,7 +224,7 @@ class LeafJudge:
             if not leaf.numerical or not isinstance(eager, torch.Tensor):
                 continue
             compiled = state.values.compiled.to(eager.device, eager.dtype)
-            if self._problem(leaf, self._limits) is None:
+            if self.problem_of(leaf) is None:
                 if leaf.decided and not state.is_alike:
                     excused.append(leaf)
                     texts.append(excused_difference(eager, compiled, self._eps))
@@ -287,7 +291,7 @@ class LeafJudge:
     def _is_suspicious(self, leaf: Leaf) -> bool:
         """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
         estimate = self._reference().estimates.get(leaf.name)
-        if self._problem(leaf, self._limits) is not None:
+        if self.problem_of(leaf) is not None:
             return True
         if estimate is None or estimate.offered >= FEW:
             return False
@@ -329,7 +333,7 @@ class LeafJudge:
         """
         if self._states[leaf.name].is_settled:
             return False
-        if self._problem(leaf, self._limits) is not None:
+        if self.problem_of(leaf) is not None:
             return True
         return self._may_waver(leaf) and not self._reference().is_repeated_by_graph(leaf.name)
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -25,9 +25,11 @@ from pytest_torchcompile.oracle.counted_decisions import (
 )
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
 from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.training import BY_LEFT_OUT
 
 __all__ = ["OwnDecisions"]
 
+_Run: TypeAlias = Callable[[int, float, DecisionReplay, bool], Recording]
 # Runs with noise that are watched, by how many times the usual noise they have. A decision that one in ten takes
 # otherwise is missed once in ten times so.
 _WATCHED: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0)
@@ -72,15 +74,15 @@ class _Sample:
 class OwnDecisions:
     """Which decisions a program may take."""
 
-    def __init__(self, taken: CountedDecisions, wide: torch.dtype,
-                 run: Callable[[int, float, DecisionReplay], Recording], expected: Mapping[str, Estimate]) -> None:
+    def __init__(self, taken: CountedDecisions, wide: torch.dtype, run: _Run,
+                 expected: Mapping[str, Estimate]) -> None:
         """Take a program.
 
         Args:
             taken: What eager has decided.
             wide: The dtype of wide runs.
             run: Makes one, with the noise of this number, so many times as much as usual. It is handed decisions, or
-                watched.
+                watched; the last one as ``rest`` of ``record``.
             expected: What comes of it with eager's decisions.
         """
         self._taken, self._wide, self._run, self._expected = taken, wide, run, expected
@@ -105,10 +107,11 @@ class OwnDecisions:
     @cached_property
     def _edges(self) -> list[_Edge]:
         places: dict[tuple[int, Any, Any], torch.Tensor] = {}
+        # Those after it are some of these once more.
+        last = max(self._alike.values())
         for number, noise in enumerate(_WATCHED):
-            watch = DecisionWatch(self._taken, self._wide)
-            if self._run(number, noise, watch).error is not None:
-                continue
+            watch = DecisionWatch(self._taken, self._wide, last)
+            self._run(number, noise, watch, False)
             for other in watch.others:
                 for key, found in self._places_of(other):
                     places[key] = found | places.get(key, found)
@@ -149,7 +152,8 @@ class OwnDecisions:
         if not names:
             return []
         samples = self._samples(values, names)
-        error, effects = self._distances(values, samples), self._effects(samples)
+        rest = any(name.endswith(BY_LEFT_OUT) for name in names)
+        error, effects = self._distances(values, samples), self._effects(samples, rest)
         sizes = effects.norm(dim=0)
         moving = (sizes > 0).nonzero().view(-1)
         if not moving.numel():
@@ -184,11 +188,11 @@ class OwnDecisions:
             distances.append(apart[sample.places].cpu() / sample.scale)
         return torch.cat(distances)
 
-    def _effects(self, samples: Collection[_Sample]) -> torch.Tensor:
+    def _effects(self, samples: Collection[_Sample], rest: bool) -> torch.Tensor:
         """What each edge moves where it alone is turned, a column for each. No run is kept: it has all gradients."""
         columns = []
         for edge in self._edges:
-            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide))
+            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide), rest)
             columns.append(self._distances(recording.values_by_name(), samples))
         return torch.stack(columns, 1)
 

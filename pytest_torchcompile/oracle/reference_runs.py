@@ -247,9 +247,9 @@ class _Runs(Reference):
             else:
                 yield _Runs(replace(self.program, tape=tape.deciding(decisions)), self._given_unit, False)
 
-    def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay) -> Recording:
+    def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay, rest: bool) -> Recording:
         self._dice.begin_sequence(number)
-        return self.program.run_wide(decisions.wide, self._mode(noise, decisions=decisions))
+        return self.program.run_wide(decisions.wide, self._mode(noise, decisions=decisions), rest=rest)
 
     @property
     def _taken_decisions(self) -> CountedDecisions | None:

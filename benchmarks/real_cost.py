@@ -9,7 +9,8 @@
 Ten models of torchvision and transformers with random weights (``real_models.py``) are trained for three calls of
 different sizes. ``ours`` runs them as cells of a matrix; ``plain`` makes as many compiled calls, and judges nothing.
 Each round runs both cold, from an empty Inductor cache, and then warm. Ratios are made within a round; their medians
-over the rounds are told.
+over the rounds are told. With ``--states cold reused warm`` the cells also run with ``--compile-reuse``, after a cold
+run that has kept its results: as CI does where nothing has changed. There is no such run of the plain loop.
 
 For each cell: seconds compiling (the first pass over the calls), judging (references and comparisons), compiling again
 (random numbers), stages (finding the stage of the compiler that brings a difference in), and the others.
@@ -49,24 +50,30 @@ def matrix(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
     return {"version": 1, "models": models, "axes": axes, "checks": _CHECKS.split(",")}
 
 
-def ours(names: list[str], args: argparse.Namespace, cache: str, folder: Path) -> dict[str, Any]:
-    """Run the cells by pytest. Returns wall seconds, and the seconds and verdicts of each cell."""
+def ours(names: list[str], args: argparse.Namespace, cache: str, folder: Path, reuse: bool) -> dict[str, Any]:
+    """Run the cells by pytest. Returns wall seconds, and the seconds and verdicts of each cell.
+
+    ``reuse``: results of earlier runs are taken, and those of this run kept.
+    """
     file, report = folder / "matrix.yaml", folder / "report.json"
     file.write_text(json.dumps(matrix(names, args)))
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=no", "-n", str(args.workers),
                f"--rootdir={folder}", f"--compile-matrix={file}", f"--compile-timeout={args.limit}",
                f"--compile-workers-per-gpu={args.workers}", "--json-report", f"--json-report-file={report}"]
+    if reuse:
+        command.append("--compile-reuse")
     wall, text = timed(command, args, cache, folder)
     if not report.exists():
         raise SystemExit(f"pytest wrote no report:\n{text}")
-    cells = {}
+    cells, taken = {}, 0
     for cell in json.loads(report.read_text())["compile_matrix"]["cells"]:
+        taken += bool(cell.get("reused"))
         seen = cell["observation"] or {}
         failed = [name for name, check in cell["checks"].items() if check["verdict"] not in ("pass", "skip")]
         phases = seen.get("seconds") or {}
         cells[cell["axes"]["model"]] = {"phases": phases, "failed": failed, "failure": seen.get("failure")}
-    return {"wall": wall, "cells": cells}
+    return {"wall": wall, "cells": cells, "taken": taken}
 
 
 def plain(names: list[str], args: argparse.Namespace, cache: str, folder: Path) -> dict[str, Any]:
@@ -200,15 +207,17 @@ def rounds(names: list[str], args: argparse.Namespace) -> None:
             for state in args.states:
                 mine = theirs = None
                 if args.ours:
-                    mine = ours(names, args, cache, folder)
-                    print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s")
-                    print("model          compiling   judging   again   stages   others   ratio  failed checks")
-                    for name in names:
+                    mine = ours(names, args, cache, folder, "reused" in args.states and state != "warm")
+                    print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s, {mine['taken']} results reused")
+                    if state != "reused":
+                        print("model          compiling   judging   again   stages   others   ratio  failed checks")
+                    # The seconds of a result that was reused are those of the run that made it.
+                    for name in names if state != "reused" else ():
                         row, ratio = shown(name, mine["cells"].get(name, {"phases": {}, "failed": [], "failure": None}))
                         print(row, flush=True)
                         if ratio is not None and state == "cold":
                             judging[name].append(ratio)
-                if args.plain:
+                if args.plain and state != "reused":
                     theirs = plain(names, args, f"{folder}/cache-plain", folder)
                     each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in theirs["each"].items())
                     print(f"plain, {state}: {theirs['wall']:.1f} s ({each})", flush=True)
@@ -233,7 +242,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 6, 10])
-    parser.add_argument("--states", nargs="+", choices=("cold", "warm"), default=["cold", "warm"])
+    parser.add_argument("--states", nargs="+", choices=("cold", "reused", "warm"), default=["cold", "warm"])
     parser.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="the cells")
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="the plain loop beside it")
     parser.add_argument("--limit", type=int, default=3000, metavar="SECONDS", help="of a cell: then it is stopped")

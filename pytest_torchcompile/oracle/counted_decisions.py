@@ -149,17 +149,11 @@ class OtherDecision:
     result: torch.Tensor
 
 
-class _Watched(Exception):
-    """Ends a run of which nothing more is asked."""
-
-
 class DecisionWatch(DecisionReplay):
     """Has a run decide for itself, and sees where it decides otherwise than eager."""
 
-    def __init__(self, decisions: CountedDecisions, wide: torch.dtype, last: int | None = None) -> None:
-        """``last``: the number of the decision after which the run ends, raising; None: it goes on."""
+    def __init__(self, decisions: CountedDecisions, wide: torch.dtype) -> None:
         super().__init__(decisions, wide)
-        self._last = last
         self.others: list[OtherDecision] = []
         self._number: int | None = None
 
@@ -178,8 +172,6 @@ class DecisionWatch(DecisionReplay):
             if len(fractions) == 1 and fractions[0].shape == out.shape:
                 given = fractions[0].detach().clone()
             self.others.append(OtherDecision(self._number, given, out.detach().clone().to(kept.dtype)))
-        if self._number == self._last:
-            raise _Watched
 
 
 def _decision_key(key: Any, kwargs: Mapping[str, Any]) -> DecisionKey:

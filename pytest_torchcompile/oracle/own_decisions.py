@@ -107,11 +107,10 @@ class OwnDecisions:
     @cached_property
     def _edges(self) -> list[_Edge]:
         places: dict[tuple[int, Any, Any], torch.Tensor] = {}
-        # Those after it are some of these once more.
-        last = max(self._alike.values())
         for number, noise in enumerate(_WATCHED):
-            watch = DecisionWatch(self._taken, self._wide, last)
-            self._run(number, noise, watch, False)
+            watch = DecisionWatch(self._taken, self._wide)
+            if self._run(number, noise, watch, True).error is not None:
+                continue
             for other in watch.others:
                 for key, found in self._places_of(other):
                     places[key] = found | places.get(key, found)

@@ -51,7 +51,7 @@ def matrix(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ours(names: list[str], args: argparse.Namespace, cache: str, folder: Path, reuse: bool) -> dict[str, Any]:
-    """Run the cells by pytest. Returns wall seconds, and the seconds and verdicts of each cell.
+    """Run the cells by pytest. Returns wall seconds, the seconds and verdicts of each cell, and how many were reused.
 
     ``reuse``: results of earlier runs are taken, and those of this run kept.
     """
@@ -155,6 +155,18 @@ def shown(name: str, cell: dict[str, Any]) -> tuple[str, float | None]:
     return f"{told}  {failed}{' ' + failure['message'][:90] if failure else ''}", ratio
 
 
+def print_table(names: list[str], cells: dict[str, Any]) -> dict[str, float]:
+    """Print a row for each model. Returns by name the ratios of judging to compiling, where there is one."""
+    print("model          compiling   judging   again   stages   others   ratio  failed checks")
+    ratios = {}
+    for name in names:
+        row, ratio = shown(name, cells.get(name, {"phases": {}, "failed": [], "failure": None}))
+        print(row, flush=True)
+        if ratio is not None:
+            ratios[name] = ratio
+    return ratios
+
+
 def profile(name: str, args: argparse.Namespace) -> None:
     """Run one model in this process, and print where the seconds of judging went."""
     if args.tiny:
@@ -207,15 +219,15 @@ def rounds(names: list[str], args: argparse.Namespace) -> None:
             for state in args.states:
                 mine = theirs = None
                 if args.ours:
-                    mine = ours(names, args, cache, folder, "reused" in args.states and state != "warm")
+                    # The warm run judges anew, and is not to take what the cold one has kept.
+                    reuse = "reused" in args.states and state != "warm"
+                    mine = ours(names, args, cache, folder, reuse)
                     print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s, {mine['taken']} results reused")
-                    if state != "reused":
-                        print("model          compiling   judging   again   stages   others   ratio  failed checks")
                     # The seconds of a result that was reused are those of the run that made it.
-                    for name in names if state != "reused" else ():
-                        row, ratio = shown(name, mine["cells"].get(name, {"phases": {}, "failed": [], "failure": None}))
-                        print(row, flush=True)
-                        if ratio is not None and state == "cold":
+                    if state != "reused":
+                        ratio_by_name = print_table(names, mine["cells"])
+                    if state == "cold":
+                        for name, ratio in ratio_by_name.items():
                             judging[name].append(ratio)
                 if args.plain and state != "reused":
                     theirs = plain(names, args, f"{folder}/cache-plain", folder)

@@ -50,26 +50,30 @@ def compare(
     """
     if eager.error is not None or compiled.error is not None:
         return [compare_errors(eager, compiled)]
-    judge = LeafJudge(reference, limits or Limits(), eager)
+    limits = limits or Limits()
+    judge = LeafJudge(reference, limits, eager)
     pairs = [pair for pair in _pair_items(eager, compiled) if pair.name not in without]
-    found = _judged(judge, eager, compiled, pairs, judged or {})
+    found = _leaves_beside(judge, eager, compiled, pairs, judged or {})
     # Of dtypes and strides no decision on numbers says anything.
     of_values = {(pair.name, pair.kind) for pair in pairs}
     accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and judge.problem_of(leaf)]
     if not accused or judge.reference is None:
         return found
-    # Beside each of these it is judged once: were they asked for others in their turn, that could go on without end.
     for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
-        beside_other = _judged(LeafJudge(other, limits or Limits(), eager), eager, compiled, pairs, {})
+        # No other reference is asked for further decisions in its turn: that could go on without end.
+        beside_other = _leaves_beside(LeafJudge(other, limits, eager), eager, compiled, pairs, {})
         found = _right_beside(judge, found, beside_other)
         if not any(map(judge.problem_of, found)):
             break
     return found
 
 
-def _judged(judge: LeafJudge, eager: Recording, compiled: Recording, pairs: Collection[_Pair],
-            judged: Mapping[str, Leaf]) -> list[Leaf]:
-    """The leaves of two recordings that have not raised, beside one reference."""
+def _leaves_beside(judge: LeafJudge, eager: Recording, compiled: Recording, pairs: Collection[_Pair],
+                   judged: Mapping[str, Leaf]) -> list[Leaf]:
+    """The leaves of two recordings that have not raised, beside the one reference of the judge.
+
+    ``pairs``: of their items; ``judged``: as for :func:`compare`.
+    """
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     judge.other_draws = has_other_draws(leaves)

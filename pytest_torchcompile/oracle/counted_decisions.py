@@ -166,12 +166,13 @@ class DecisionWatch(DecisionReplay):
         if self._number is None:
             return
         _, kept = self.decisions.taken[self._number]
-        if kept is not None and not torch.equal(kept.to(out.dtype), out):
-            given = None
-            fractions = list(filter(has_fractions, tensors_in(tuple(args))))
-            if len(fractions) == 1 and fractions[0].shape == out.shape:
-                given = fractions[0].detach().clone()
-            self.others.append(OtherDecision(self._number, given, out.detach().clone().to(kept.dtype)))
+        if kept is None or torch.equal(kept.to(out.dtype), out):
+            return
+        given = None
+        fractions = list(filter(has_fractions, tensors_in(tuple(args))))
+        if len(fractions) == 1 and fractions[0].shape == out.shape:
+            given = fractions[0].detach().clone()
+        self.others.append(OtherDecision(self._number, given, out.detach().clone().to(kept.dtype)))
 
 
 def _decision_key(key: Any, kwargs: Mapping[str, Any]) -> DecisionKey:

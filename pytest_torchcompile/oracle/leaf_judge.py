@@ -202,13 +202,13 @@ class LeafJudge:
         tensors = [(kind, value) for kind, value in pairs if isinstance(value, torch.Tensor)]
         return [(kind, tensor) for kind, tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
-    def problem_of(self, leaf: Leaf) -> str | None:
-        """What is wrong with a leaf, by the limits that were given; None where nothing is."""
-        return self._problem(leaf, self._limits)
+    def problem_of(self, leaf: Leaf, limits: Limits | None = None) -> str | None:
+        """What is wrong with a leaf, by other limits than those that were given if need be; None where nothing is.
 
-    def _problem(self, leaf: Leaf, limits: Limits) -> str | None:
-        """What is wrong with a leaf by some limits. A verdict on gradients looks at all of them together, so no draw is
-        wanted of a worst element that will pass there."""
+        A verdict on gradients looks at all of them together. A worst element that will pass there is no problem here.
+        """
+        if limits is None:
+            limits = self._limits
         if leaf.kind != "gradient":
             return problem(leaf, limits)
         if self._gradient_count is None:
@@ -295,7 +295,7 @@ class LeafJudge:
             return True
         if estimate is None or estimate.offered >= FEW:
             return False
-        if not estimate.offered and self._problem(leaf, self._without_draws) is not None:
+        if not estimate.offered and self.problem_of(leaf, self._without_draws) is not None:
             return True
         undecided = bool(leaf.undecidable) or not (leaf.decided or leaf.drowned)
         return undecided or not (estimate.offered or eager_is_near(self._states[leaf.name].values.eager, estimate))

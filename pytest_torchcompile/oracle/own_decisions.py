@@ -9,10 +9,10 @@ bring the compiled values nearer: these are the decisions beside which they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -25,11 +25,10 @@ from pytest_torchcompile.oracle.counted_decisions import (
 )
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.training import BY_LEFT_OUT
+from pytest_torchcompile.oracle.training import need_second_pass
 
 __all__ = ["OwnDecisions"]
 
-_Run: TypeAlias = Callable[[int, float, DecisionReplay, bool], Recording]
 # Runs with noise that are watched, by how many times the usual noise they have. A decision that one in ten takes
 # otherwise is missed once in ten times so.
 _WATCHED: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0)
@@ -71,18 +70,27 @@ class _Sample:
     """The root mean square of what is expected, times the root of how many elements there are."""
 
 
+class _RunDeciding(Protocol):
+    """Runs the program of a reference in a wide dtype."""
+
+    def __call__(self, number: int, noise: float, decisions: DecisionReplay, rest: bool = True) -> Recording:
+        """With the noise of ``number``, ``noise`` times as much as usual; 0: exactly.
+
+        ``decisions``: are handed out to the run, or watch it. ``rest``: as for ``record``.
+        """
+
+
 class OwnDecisions:
     """Which decisions a program may take."""
 
-    def __init__(self, taken: CountedDecisions, wide: torch.dtype, run: _Run,
+    def __init__(self, taken: CountedDecisions, wide: torch.dtype, run: _RunDeciding,
                  expected: Mapping[str, Estimate]) -> None:
         """Take a program.
 
         Args:
             taken: What eager has decided.
             wide: The dtype of wide runs.
-            run: Makes one, with the noise of this number, so many times as much as usual. It is handed decisions, or
-                watched; the last one as ``rest`` of ``record``.
+            run: Makes one.
             expected: What comes of it with eager's decisions.
         """
         self._taken, self._wide, self._run, self._expected = taken, wide, run, expected
@@ -109,7 +117,7 @@ class OwnDecisions:
         places: dict[tuple[int, Any, Any], torch.Tensor] = {}
         for number, noise in enumerate(_WATCHED):
             watch = DecisionWatch(self._taken, self._wide)
-            if self._run(number, noise, watch, True).error is not None:
+            if self._run(number, noise, watch).error is not None:
                 continue
             for other in watch.others:
                 for key, found in self._places_of(other):
@@ -151,8 +159,7 @@ class OwnDecisions:
         if not names:
             return []
         samples = self._samples(values, names)
-        rest = any(name.endswith(BY_LEFT_OUT) for name in names)
-        error, effects = self._distances(values, samples), self._effects(samples, rest)
+        error, effects = self._distances(values, samples), self._effects(samples)
         sizes = effects.norm(dim=0)
         moving = (sizes > 0).nonzero().view(-1)
         if not moving.numel():
@@ -187,11 +194,12 @@ class OwnDecisions:
             distances.append(apart[sample.places].cpu() / sample.scale)
         return torch.cat(distances)
 
-    def _effects(self, samples: Collection[_Sample], rest: bool) -> torch.Tensor:
+    def _effects(self, samples: Collection[_Sample]) -> torch.Tensor:
         """What each edge moves where it alone is turned, a column for each. No run is kept: it has all gradients."""
+        rest = need_second_pass(sample.name for sample in samples)
         columns = []
         for edge in self._edges:
-            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide), rest)
+            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide), rest=rest)
             columns.append(self._distances(recording.values_by_name(), samples))
         return torch.stack(columns, 1)
 

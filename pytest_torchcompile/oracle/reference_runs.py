@@ -22,7 +22,7 @@ from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_uni
 from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.training import BY_LEFT_OUT
+from pytest_torchcompile.oracle.training import need_second_pass
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph
@@ -247,7 +247,7 @@ class _Runs(Reference):
             else:
                 yield _Runs(replace(self.program, tape=tape.deciding(decisions)), self._given_unit, False)
 
-    def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay, rest: bool) -> Recording:
+    def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay, rest: bool = True) -> Recording:
         self._dice.begin_sequence(number)
         return self.program.run_wide(decisions.wide, self._mode(noise, decisions=decisions), rest=rest)
 
@@ -306,9 +306,8 @@ class _Runs(Reference):
         """
         noise, share = noise_of_draw(number)
         names = list(names)
-        # Those gradients take a second forward and backward pass. The first draw of all makes it in any case: whether
-        # this kind of run takes noise is asked there.
-        rest = not self.draws or any(name.endswith(BY_LEFT_OUT) for name in names)
+        # The first draw of all makes the second pass in any case: whether this kind of run takes noise is asked there.
+        rest = not self.draws or need_second_pass(names)
         values, error = self._noisy_runs.draw(number + DRAWS[-1] * self._refused, noise, rest)
         if not self.draws:
             values = small_ones_to_cpu(values)

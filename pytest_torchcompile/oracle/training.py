@@ -33,11 +33,16 @@ from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.state.value_leaves import dense_form, leaves_of
 
-__all__ = ["BY_LEFT_OUT", "Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of", "no_loss",
-           "parameters_told_by_gradients", "rename_leaves", "steps_of"]
+__all__ = ["BY_LEFT_OUT", "Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of",
+           "need_second_pass", "no_loss", "parameters_told_by_gradients", "rename_leaves", "steps_of"]
 
 BY_LEFT_OUT: Final = " by outputs that the loss leaves out"
 """Ends the name of a gradient that comes of a further backward pass: through the outputs that the loss does not use."""
+
+
+def need_second_pass(names: Iterable[str]) -> bool:
+    """Whether one of some leaves comes of a second forward and backward pass, through what the loss leaves out."""
+    return any(name.endswith(BY_LEFT_OUT) for name in names)
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:

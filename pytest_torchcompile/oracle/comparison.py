@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pytest_torchcompile.oracle.estimate import moved_as_expected
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.leaf_judge import LeafJudge
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
@@ -53,19 +54,24 @@ def compare(
     limits = limits or Limits()
     judge = LeafJudge(reference, limits, eager)
     pairs = [pair for pair in _pair_items(eager, compiled) if pair.name not in without]
-    found = _leaves_beside(judge, eager, compiled, pairs, judged or {})
-    # Of dtypes and strides no decision on numbers says anything.
-    of_values = {(pair.name, pair.kind) for pair in pairs}
-    accused = [leaf.name for leaf in found if (leaf.name, leaf.kind) in of_values and judge.problem_of(leaf)]
-    if not accused or judge.reference is None:
-        return found
-    for other in judge.reference.with_decisions_of(compiled.values_by_name(), accused):
-        # No other reference is asked for further decisions in its turn: that could go on without end.
-        beside_other = _leaves_beside(LeafJudge(other, limits, eager), eager, compiled, pairs, {})
-        found = _right_beside(judge, found, beside_other)
-        if not any(map(judge.problem_of, found)):
-            break
+    beside = found = _leaves_beside(judge, eager, compiled, pairs, judged or {})
+    values = compiled.values_by_name()
+    # Code that decides otherwise than eager where only rounding decides is judged beside what it has decided.
+    own = judge.reference
+    while own is not None and _accused(judge, found, pairs):
+        other = own.deciding_as(values, _accused(judge, beside, pairs))
+        if other is not None:
+            pairs = [pair.moved(own, other) for pair in pairs]
+            beside = _leaves_beside(LeafJudge(other, limits, eager), eager, compiled, pairs, {})
+            found = _right_beside(judge, found, beside)
+        own = other
     return found
+
+
+def _accused(judge: LeafJudge, leaves: Iterable[Leaf], pairs: Iterable[_Pair]) -> list[str]:
+    """Names of the pairs' values that are wrong. Of dtypes and strides no decision on numbers says anything."""
+    of_values = {(pair.name, pair.kind) for pair in pairs}
+    return [leaf.name for leaf in leaves if (leaf.name, leaf.kind) in of_values and judge.problem_of(leaf)]
 
 
 def _leaves_beside(judge: LeafJudge, eager: Recording, compiled: Recording, pairs: Collection[_Pair],
@@ -91,12 +97,11 @@ def _leaves_beside(judge: LeafJudge, eager: Recording, compiled: Recording, pair
 def _right_beside(judge: LeafJudge, found: Iterable[Leaf], beside_other: Iterable[Leaf]) -> list[Leaf]:
     """The leaves found, with those of another reference in the place of problems that are none beside it."""
     right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not judge.problem_of(leaf)}
-    leaves = []
-    for leaf in found:
-        if judge.problem_of(leaf):
-            leaf = right.get((leaf.name, leaf.kind), leaf)
-        leaves.append(leaf)
-    return leaves
+    wrong = {(leaf.name, leaf.kind) for leaf in found if judge.problem_of(leaf)}
+    acquitted = {key: right[key] for key in wrong & set(right)}
+    for leaf in judge.with_excuses(acquitted.values()):
+        acquitted[leaf.name, leaf.kind] = leaf
+    return [acquitted.get((leaf.name, leaf.kind), leaf) for leaf in found]
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,11 @@ class _Pair:
     @property
     def values(self) -> LeafValues:
         return LeafValues(self.name, self.kind, self.eager.value, self.compiled.value)
+
+    def moved(self, before: Reference, after: Reference) -> _Pair:
+        """As it were if eager had decided as ``after`` does, not as ``before``."""
+        estimates = before.estimates.get(self.name), after.estimates.get(self.name)
+        return replace(self, eager=replace(self.eager, value=moved_as_expected(self.eager.value, *estimates)))
 
     def compare_with_twin(self, twin: Recording) -> Iterable[Leaf]:
         """What differs between eager and a second eager run."""

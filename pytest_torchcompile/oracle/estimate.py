@@ -312,6 +312,23 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def moved_as_expected(value: Any, before: Estimate | None, after: Estimate | None) -> Any:
+    """What a value would be if another one had been expected: what rounding has made of it stays.
+
+    ``before``: what was expected of it. A value of which there is no estimate, or none of its shape, stays as it is.
+    """
+    if before is None or after is None or not (before.continuous and after.continuous):
+        return value
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    moved = as_real(value.detach())
+    if not before.value.shape == after.value.shape == moved.shape:
+        return value
+    way = finite_values(after.value.double()) - finite_values(before.value.double())
+    moved = (moved.double() + way.to(moved.device)).to(moved.dtype)
+    return torch.view_as_complex(moved) if value.is_complex() else moved
+
+
 def finite_values(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with zeros for NaN and infinities."""
     return tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

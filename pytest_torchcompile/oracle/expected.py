@@ -5,7 +5,7 @@ eager itself as the reference, run several times, where it does not repeat itsel
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,8 +15,8 @@ from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, unit_of
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.value_leaves import computable
 
-__all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs",
-           "eager_is_near", "kinds_to_try", "room_beside"]
+__all__ = ["BY_OPERATOR", "FAR", "LEAST", "RUNS", "WIDER", "WIDE_DTYPES", "Reference", "References", "Repeated",
+           "distance_from_runs", "eager_is_near", "kinds_to_try", "room_beside"]
 
 WIDER: Final = frozenset({"float64", "float32"})
 """Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
@@ -27,6 +27,11 @@ FAR: Final = 16.0
 LEAST: Final = 1 << 28
 """Bytes that :class:`References` keep at least."""
 _MOST: Final = 6 << 30
+# The dtype that a program runs in, by the kind of run.
+WIDE_DTYPES: Final = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": torch.float64,
+                      "same-precision": torch.float64}
+# The kinds of run in which operators get their noise one by one.
+BY_OPERATOR: Final = ("float64", "float32", "same-precision")
 # Of a device's memory. A trial makes its calls three times over: where the references of one pass do not fit, they are
 # made again in the third. A T5 of 46 million parameters takes 1.5 GB for each of its calls.
 _SHARE_OF_GPU: Final = 1 / 24
@@ -110,13 +115,13 @@ class Reference:
         repeat."""
         return None
 
-    def with_decisions_of(self, values: Mapping[str, Any], accused: Collection[str]) -> Iterator[Reference]:
-        """References that decide as compiled code perhaps does, where only rounding decides.
+    def deciding_as(self, values: Mapping[str, Any], accused: Collection[str]) -> Reference | None:
+        """A reference that decides as compiled code perhaps does, where only rounding decides.
 
-        ``values``: its values by name; ``accused``: which of them are wrong beside this one, that decides as eager.
-        See :mod:`~pytest_torchcompile.oracle.own_decisions`.
+        None where it decides as this one. ``values``: its values by name; ``accused``: which of them are wrong beside
+        this one. See :mod:`~pytest_torchcompile.oracle.own_decisions`.
         """
-        yield from ()
+        return None
 
     def held_tensors(self) -> list[torch.Tensor]:
         """What takes memory: the estimates. They do not grow with the number of draws."""

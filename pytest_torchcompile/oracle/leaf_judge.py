@@ -189,7 +189,7 @@ class LeafJudge:
         for name in wavering:
             leaves[places[name]] = self._wavering_leaf(leaves[places[name]], self._states[name].values)
         repeated = [leaves[place] for name, place in places.items() if name not in wavering]
-        for leaf in self._with_excuses(repeated):
+        for leaf in self.with_excuses(repeated):
             leaves[places[leaf.name]] = leaf
         return leaves
 
@@ -215,7 +215,7 @@ class LeafJudge:
             self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
         return problem(leaf, replace(limits, looks=max(limits.looks, self._gradient_count)))
 
-    def _with_excuses(self, leaves: list[Leaf]) -> Iterator[Leaf]:
+    def with_excuses(self, leaves: Iterable[Leaf]) -> Iterator[Leaf]:
         """Of some leaves those that are excused, with the difference if it is worth telling."""
         excused, texts = [], []
         for leaf in leaves:

@@ -3,14 +3,15 @@
 Wide runs take over what eager has decided on counted numbers (:mod:`~pytest_torchcompile.oracle.counted_decisions`).
 Compiled code may rightly decide otherwise. Where something is wrong beside eager's decisions, a few runs with noise
 show which of them rounding turns. Each is turned by itself in a run without noise. Of those runs follows which ones
-bring the compiled values nearer: these are the decisions beside which they are judged once more.
+bring the compiled values nearer: these are the decisions beside which they are judged once more. What is wrong there
+too may be so for an edge that is turned in part, which shows in the same way. Then any decisions are taken to be right.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -41,6 +42,14 @@ _TAIL: Final = 64
 _VECTOR: Final = 16
 # A share of an edge in compiled values is no chance if it is so many times what chance makes of it.
 _BEYOND_CHANCE: Final = 8.0
+# How near to 1 the share of an edge is that is turned as a whole, and to 0 of one that is not turned.
+_WHOLE: Final = 1 / 4
+# Right leaves that are asked, and how many times what such a leaf is off by an edge may move it.
+_WITNESSES: Final = 8
+_SEEN_BY_WITNESS: Final = 8.0
+# Rounds of a fit, and the least that a leaf is off by in it, in parts of the largest.
+_ROUNDS: Final = 12
+_LEAST_OFF: Final = 1e-3
 # Elements for each edge, without which nothing can be said.
 _ROWS_EACH: Final = 4
 # Elements of a leaf by which distances are measured, twice: those that are furthest off, and others.
@@ -88,29 +97,32 @@ class OwnDecisions:
         """Take a program.
 
         Args:
-            taken: What eager has decided.
+            taken: What eager has decided, or another run.
             wide: The dtype of wide runs.
             run: Makes one.
-            expected: What comes of it with eager's decisions.
+            expected: What comes of it with these decisions.
         """
         self._taken, self._wide, self._run, self._expected = taken, wide, run, expected
         self._alike = _alike(taken)
 
-    def likely_for(self, values: Mapping[str, Any], accused: Collection[str]) -> Iterator[CountedDecisions | None]:
-        """Decisions that some compiled code has perhaps taken, by its values and the names of those that are wrong.
+    def taken_by(self, values: Mapping[str, Any], accused: Collection[str]) -> CountedDecisions | None:
+        """What some compiled code has perhaps decided, by its values and the names of those that are wrong.
 
-        None: any. Nothing where its values say that it has decided as eager has.
+        None where its values say that it has decided as the program given. Nothing is taken where they do not tell:
+        then any decisions may be right.
         """
         edges = self._edges
-        if not edges:
-            return
-        if len(edges) <= _MOST:
-            turned = self._turned(values, accused)
-            if turned is None:
-                return
-            if turned:
-                yield self._with(turned)
-        yield None
+        if len(edges) > _MOST:
+            return CountedDecisions()
+        turned = self._turned(edges, values, accused)
+        if not turned:
+            # Perhaps one of two layers has decided otherwise, and the other is not compiled.
+            alone = [replace(edge, numbers=[number]) for edge in edges for number in edge.numbers]
+            if len(edges) < len(alone) <= _MOST:
+                turned = self._turned(alone, values, accused)
+        if turned is None:
+            return None
+        return self._with(turned) if turned else CountedDecisions()
 
     @cached_property
     def _edges(self) -> list[_Edge]:
@@ -118,6 +130,7 @@ class OwnDecisions:
         for number, noise in enumerate(_WATCHED):
             watch = DecisionWatch(self._taken, self._wide)
             if self._run(number, noise, watch).error is not None:
+                # A program may raise where noise turns what it checks. The others tell enough.
                 continue
             for other in watch.others:
                 for key, found in self._places_of(other):
@@ -146,33 +159,51 @@ class OwnDecisions:
                 places = places | (near & (kept == mine))
             yield (self._alike[other.number], mine, theirs), places
 
-    def _turned(self, values: Mapping[str, Any], accused: Collection[str]) -> list[_Edge] | None:
-        """The edges that compiled code has turned as a whole; None where its values say that it has turned none.
+    def _turned(self, edges: Sequence[_Edge], values: Mapping[str, Any],
+                accused: Collection[str]) -> list[_Edge] | None:
+        """Which edges compiled code has turned as a whole, if it has turned no other one in part; else nothing.
 
-        Least squares say how much of what each edge moves is in the values. Of one that is turned it is 1, of one that
-        is turned in some elements a share. Of an error that has nothing to do with it, it is zero but for chance.
+        None where its values say that it has turned none.
+
+        An edge that would move what is right has not been turned. Of the others a fit says how much of what each moves
+        is in the wrong values. Of one that is turned it is 1, of one that is turned in some elements a share. Of an
+        error that has nothing to do with it, it is zero but for chance.
         """
-        names = [name for name in accused if name in self._expected and self._expected[name].continuous]
-        if not names:
-            # A whole number that is wrong has no distance.
-            names = [name for name, estimate in self._expected.items() if estimate.continuous]
-        if not names:
-            return []
-        samples = self._samples(values, names)
-        error, effects = self._distances(values, samples), self._effects(samples)
-        sizes = effects.norm(dim=0)
-        moving = (sizes > 0).nonzero().view(-1)
-        if not moving.numel():
+        if not edges:
             return None
-        if len(error) < _ROWS_EACH * moving.numel():
+        continuous = [name for name, estimate in self._expected.items() if estimate.continuous]
+        # A whole number that is wrong has no distance.
+        wrong = [name for name in continuous if name in accused] or continuous
+        if not wrong:
             return []
-        directions = effects[:, moving] / sizes[moving]
-        shares = torch.linalg.lstsq(directions, error[:, None], driver="gelsd").solution.view(-1)
-        chance = (error - directions @ shares).norm() / math.sqrt(len(error))
-        if not bool((shares > _BEYOND_CHANCE * chance).any()):
+        samples = self._samples(values, wrong)
+        witnesses = self._samples(values, self._witnesses(values, continuous, wrong))
+        errors, effects = self._distances(values, samples), self._effects(edges, [*samples, *witnesses])
+        moving = torch.stack([effect.norm(dim=0) > 0 for effect in effects[:len(samples)]]).any(0)
+        for seen, effect in zip(self._distances(values, witnesses), effects[len(samples):], strict=True):
+            moving &= effect.norm(dim=0) <= _SEEN_BY_WITNESS * seen.norm()
+        candidates = moving.nonzero().view(-1)
+        if not candidates.numel():
             return None
-        turned = moving[shares > sizes[moving] / 2]
-        return [self._edges[place] for place in turned.tolist()]
+        if sum(map(len, errors)) < _ROWS_EACH * len(candidates):
+            return []
+        fit = _fit(errors, [effect[:, candidates] for effect in effects[:len(samples)]])
+        if not bool((fit.shares > _BEYOND_CHANCE * fit.chance).any()):
+            return None
+        is_turned = (fit.shares - 1).abs() < _WHOLE
+        if not bool((is_turned | (fit.shares.abs() < _WHOLE)).all()):
+            return []
+        return [edges[place] for place in candidates[is_turned].tolist()]
+
+    def _witnesses(self, values: Mapping[str, Any], continuous: Iterable[str], wrong: Collection[str]) -> list[str]:
+        """Some leaves that are right, and that runs of one edge have."""
+        rest = need_second_pass(wrong)
+        right = []
+        for name in continuous:
+            is_run = rest or not need_second_pass([name])
+            if is_run and name not in wrong and _is_of_shape(values.get(name), self._expected[name].value):
+                right.append(name)
+        return right[:_WITNESSES]
 
     def _samples(self, values: Mapping[str, Any], names: Collection[str]) -> list[_Sample]:
         """Of each leaf the elements whose values are furthest off, and others at even distances."""
@@ -186,22 +217,23 @@ class OwnDecisions:
             samples.append(_Sample(name, places, (size or 1.0) * math.sqrt(max(1, len(places)))))
         return samples
 
-    def _distances(self, values: Mapping[str, Any], samples: Collection[_Sample]) -> torch.Tensor:
-        """What values are off by in the elements of the samples, each over its scale: one dimension, on the CPU."""
+    def _distances(self, values: Mapping[str, Any], samples: Iterable[_Sample]) -> list[torch.Tensor]:
+        """What values are off by in the elements of each sample, over its scale: one dimension each, on the CPU."""
         distances = []
         for sample in samples:
             apart = _apart(values.get(sample.name), self._expected[sample.name].value)
             distances.append(apart[sample.places].cpu() / sample.scale)
-        return torch.cat(distances)
+        return distances
 
-    def _effects(self, samples: Collection[_Sample]) -> torch.Tensor:
-        """What each edge moves where it alone is turned, a column for each. No run is kept: it has all gradients."""
+    def _effects(self, edges: Iterable[_Edge], samples: Collection[_Sample]) -> list[torch.Tensor]:
+        """What each edge moves where it alone is turned: of each sample its elements by edges. No run is kept: it has
+        all gradients."""
         rest = need_second_pass(sample.name for sample in samples)
-        columns = []
-        for edge in self._edges:
+        by_edge = []
+        for edge in edges:
             recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide), rest=rest)
-            columns.append(self._distances(recording.values_by_name(), samples))
-        return torch.stack(columns, 1)
+            by_edge.append(self._distances(recording.values_by_name(), samples))
+        return [torch.stack(columns, 1) for columns in zip(*by_edge, strict=True)]
 
     def _with(self, edges: list[_Edge]) -> CountedDecisions:
         results: dict[int, torch.Tensor] = {}
@@ -236,14 +268,54 @@ def _alike(taken: CountedDecisions) -> dict[int, int]:
 def _parts(places: torch.Tensor) -> Iterator[torch.Tensor]:
     """Some elements, apart from those that a loop over vectors may leave to another function: the last ones of all, and
     of each row."""
-    last = torch.zeros_like(places)
-    last.view(-1)[-_TAIL:] = True
-    last_of_row = torch.zeros_like(places)
-    whole_vectors = places.shape[-1] // _VECTOR * _VECTOR if places.dim() else 0
+    ends_of_all = torch.zeros_like(places)
+    ends_of_all.view(-1)[-_TAIL:] = True
+    ends_of_rows = torch.zeros_like(places)
     if places.dim() > 1:
-        last_of_row[..., whole_vectors:] = True
-    for part in (last, last_of_row & ~last, ~last & ~last_of_row):
+        whole_vectors = places.shape[-1] // _VECTOR * _VECTOR
+        ends_of_rows[..., whole_vectors:] = True
+    for part in (ends_of_all, ends_of_rows & ~ends_of_all, ~ends_of_all & ~ends_of_rows):
         yield places & part
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """How much of what each edge moves is in some values."""
+
+    shares: torch.Tensor
+    chance: torch.Tensor
+    """What chance makes of each share."""
+
+
+def _fit(errors: Sequence[torch.Tensor], effects: Sequence[torch.Tensor]) -> _Fit:
+    """Fit edges to what leaves are off by.
+
+    Least is the sum of the lengths of what is left of the leaves, not of their squares: a gradient that is wrong for
+    another reason bends no share then. It is found by least squares in which each leaf weighs less the more of it was
+    left before (Weiszfeld's way to the geometric median).
+
+    Args:
+        errors: Of each leaf its elements.
+        effects: Of each leaf its elements by edges.
+    """
+    weights = [1.0] * len(errors)
+    least = _LEAST_OFF * max(float(error.norm()) for error in errors)
+    for _ in range(_ROUNDS):
+        error = torch.cat([each * weight for each, weight in zip(errors, weights, strict=True)])
+        effect = torch.cat([each * weight for each, weight in zip(effects, weights, strict=True)])
+        sizes = effect.norm(dim=0)
+        directions = effect / sizes
+        solution = torch.linalg.lstsq(directions, error[:, None], driver="gelsd").solution.view(-1)
+        left = (error - directions @ solution).norm() / math.sqrt(len(error))
+        shares = solution / sizes
+        weights = []
+        for own_error, own_effect in zip(errors, effects, strict=True):
+            weights.append((least + float((own_error - own_effect @ shares).norm())) ** -0.5)
+    return _Fit(shares, left / sizes)
+
+
+def _is_of_shape(value: Any, expected: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and as_real(value).shape == expected.shape
 
 
 def _apart(value: Any, expected: torch.Tensor) -> torch.Tensor:
@@ -251,7 +323,7 @@ def _apart(value: Any, expected: torch.Tensor) -> torch.Tensor:
     expected = expected.double()
     if isinstance(value, float):
         value = torch.tensor(value)
-    if not isinstance(value, torch.Tensor) or as_real(value).shape != expected.shape:
+    if not _is_of_shape(value, expected):
         return torch.zeros_like(expected).reshape(-1)
     value = as_real(value.detach()).to(expected.device).double()
     return (finite_values(value) - finite_values(expected)).reshape(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay
 from pytest_torchcompile.oracle.dice import DRAWS, FEW, LAUNCHED, Dice, noise_of_draw
 from pytest_torchcompile.oracle.draw_rows import add_draw
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
-from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference, kinds_to_try
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, moved_as_expected, small_ones_to_cpu, small_to_cpu
+from pytest_torchcompile.oracle.expected import BY_OPERATOR, RUNS, WIDE_DTYPES, WIDER, Reference, kinds_to_try
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.noisy_runs import NoisyRuns
@@ -33,11 +33,8 @@ __all__ = ["reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
-# The dtype that a program runs in, by the kind of run.
-_WIDES = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": torch.float64,
-          "same-precision": torch.float64}
-# The kinds of run in which operators get their noise one by one.
-_BY_OPERATOR = ("float64", "float32", "same-precision")
+# How often decisions may be turned for one program, the last time for any.
+_TURNS = 3
 
 
 def reference(
@@ -85,10 +82,19 @@ def reference(
 class _Runs(Reference):
     """A reference made by running copies of a program: the first kind of run that works."""
 
-    def __init__(self, program: Program, unit: float | None, draw: bool, decides: bool = False) -> None:
-        """``decides``: whether it takes other decisions than eager; the rest as for :func:`reference`."""
+    def __init__(self, program: Program, unit: float | None, draw: bool, may_turn: int = _TURNS,
+                 of_eager: Reference | None = None) -> None:
+        """For :func:`reference`, or with other decisions than eager has taken.
+
+        Args:
+            program: What is run.
+            unit: As for ``reference``.
+            draw: As for ``reference``.
+            may_turn: How often decisions may still be turned; 0: any are taken.
+            of_eager: The reference with eager's decisions; None: this one.
+        """
         self.program, self.unit = program, unit or program.unit
-        self._given_unit, self._decides = unit, decides
+        self._given_unit, self._may_turn, self._of_eager = unit, may_turn, of_eager
         self._replay: DecisionReplay | None = None
         self._own_decisions: OwnDecisions | None = None
         self._by_operator = unit is None and self.unit > unit_of(torch.float64)
@@ -110,11 +116,11 @@ class _Runs(Reference):
         """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
         while self._kinds:
             self.kind = self._kinds.pop(0)
-            self._noisy_runs = self._new_noisy_runs(_WIDES[self.kind])
+            self._noisy_runs = self._new_noisy_runs(WIDE_DTYPES[self.kind])
             exact = self._run_with(0.0)
             if self._replay is not None and (exact.error is not None or not self._replay.is_used_up):
                 # It runs otherwise than eager did: a function remembers what it computed then.
-                self._decides, self._replay = True, None
+                self._may_turn, self._replay = 0, None
                 exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
@@ -139,12 +145,12 @@ class _Runs(Reference):
         return NoisyRuns(self._dice, wide, self._exact_values, self._new_graph, self._run_with, self._run_again)
 
     def _new_graph(self) -> DrawGraph | None:
-        if self.kind not in _BY_OPERATOR or not any(tensor.is_cuda for tensor in self.program.tensors):
+        if self.kind not in BY_OPERATOR or not any(tensor.is_cuda for tensor in self.program.tensors):
             return None
         # Here, for few machines have a GPU.
         from pytest_torchcompile.oracle.draw_graph import new_graph
 
-        return new_graph(self.program.tensors, self.program.tape, _WIDES[self.kind])
+        return new_graph(self.program.tensors, self.program.tape, WIDE_DTYPES[self.kind])
 
     def _exact_values(self) -> dict[str, Any]:
         return {name: estimate.value for name, estimate in self.estimates.items()}
@@ -220,10 +226,15 @@ class _Runs(Reference):
         if known is None or not known.continuous or self.kind not in WIDER:
             return None
         if self._orders is None:
-            self._orders = self._run_in_other_orders()
+            # Here, for few comparisons need it.
+            from pytest_torchcompile.oracle.summation_orders import run_in_other_orders
+
+            self._orders = run_in_other_orders(self.program)
         estimate = Estimate(known.value)
         for recording in self._orders:
             value = recording.values_by_name().get(name)
+            if self._of_eager is not None:
+                value = moved_as_expected(value, self._of_eager.estimates.get(name), known)
             if isinstance(value, torch.Tensor):
                 value = as_real(value.detach()).to(estimate.value.dtype)
             estimate.add(value)
@@ -231,21 +242,25 @@ class _Runs(Reference):
             return None
         return estimate
 
-    def with_decisions_of(self, values: Mapping[str, Any], accused: Collection[str]) -> Iterator[Reference]:
+    def deciding_as(self, values: Mapping[str, Any], accused: Collection[str]) -> Reference | None:
         """Of the same program."""
         taken, tape = self._taken_decisions, self.program.tape
         if taken is None or tape is None:
-            return
+            return None
         if self._own_decisions is None:
             # Here, for few comparisons need it.
             from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
-            self._own_decisions = OwnDecisions(taken, _WIDES[self.kind], self._run_deciding, self.estimates)
-        for decisions in self._own_decisions.likely_for(values, accused):
-            if decisions is None:
-                yield _Runs(self.program, self._given_unit, False, decides=True)
-            else:
-                yield _Runs(replace(self.program, tape=tape.deciding(decisions)), self._given_unit, False)
+            self._own_decisions = OwnDecisions(taken, WIDE_DTYPES[self.kind], self._run_deciding, self.estimates)
+        theirs = self._own_decisions.taken_by(values, accused)
+        if theirs is None:
+            return None
+        program, may_turn = self.program, self._may_turn - 1
+        if theirs.taken and may_turn:
+            program = replace(program, tape=tape.deciding(theirs))
+        else:
+            may_turn = 0
+        return _Runs(program, self._given_unit, False, may_turn, self._of_eager or self)
 
     def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay, rest: bool = True) -> Recording:
         self._dice.begin_sequence(number)
@@ -253,26 +268,11 @@ class _Runs(Reference):
 
     @property
     def _taken_decisions(self) -> CountedDecisions | None:
-        """What eager has decided on counted numbers, if anything, and this run takes over."""
+        """What was decided on counted numbers, if anything, and this run takes over."""
         tape = self.program.tape
-        if self._decides or self.kind not in WIDER or tape is None or not tape.decisions.taken:
+        if not self._may_turn or self.kind not in WIDER or tape is None or not tape.decisions.taken:
             return None
         return tape.decisions
-
-    def _run_in_other_orders(self) -> list[Recording]:
-        """Empty where no sum is added up otherwise: then nothing could differ."""
-        # Here, for few comparisons need it.
-        from pytest_torchcompile.oracle.summation_orders import LOOPS, OtherOrder
-
-        recordings: list[Recording] = []
-        for loops in LOOPS:
-            mode = OtherOrder(loops)
-            recording = self.program.run_eager(mode)
-            if not mode.changed:
-                return []
-            if recording.error is None:
-                recordings.append(recording)
-        return recordings
 
     def repeats(self, name: str) -> bool:
         """Run the exact program once more; made when somebody asks."""
@@ -361,7 +361,7 @@ class _Runs(Reference):
             return Recording(error=Fault.of(error, "disturbing"))
 
     def _run_wide(self, noise: float, rest: bool, listener: Transcript | DrawGraph | None) -> Recording:
-        wide = _WIDES[self.kind]
+        wide = WIDE_DTYPES[self.kind]
         if self.kind == "float64-inputs":
             return self.program.run_wide(wide, None, self._disturbance(noise * self.unit), rest=rest)
         is_graph = listener is not None and listener.is_graph
@@ -380,8 +380,8 @@ class _Runs(Reference):
         if listener is not None and listener.dice is not None:
             dice = listener.dice
         if decisions is None and self._taken_decisions is not None:
-            decisions = self._replay = DecisionReplay(self._taken_decisions, _WIDES[self.kind])
-        return Wide(_WIDES[self.kind], self.program.tape, dice=dice, factor=noise, unit=unit,
+            decisions = self._replay = DecisionReplay(self._taken_decisions, WIDE_DTYPES[self.kind])
+        return Wide(WIDE_DTYPES[self.kind], self.program.tape, dice=dice, factor=noise, unit=unit,
                     accumulator=accumulator, inputs=inputs, by_operator=self._by_operator, decisions=decisions,
                     listener=listener)
 

@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_torchcompile.backends.decomposition_tables import decomposition_of
 from pytest_torchcompile.oracle.noise_levels import sample_elements
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, operator_facts, unit_of
+from pytest_torchcompile.oracle.program import Program
+from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.value_leaves import is_plain
 
-__all__ = ["LOOPS", "OtherOrder"]
+__all__ = ["LOOPS", "OtherOrder", "run_in_other_orders"]
 
 LOOPS: Final = (1, 2, 3, 5, 8, 16)
 """Into how many loops the terms of a sum are split, in one run each: Inductor's have one, or one for each lane."""
@@ -39,6 +41,19 @@ _WRITTEN_OUT: Final = frozenset({
 })  # fmt: skip
 # What torch writes the variance of all of these as.
 _VARIANCE: Final = "prims::var"
+
+
+def run_in_other_orders(program: Program) -> list[Recording]:
+    """Eager runs of a program; none where no sum is added up otherwise: then nothing could differ."""
+    recordings: list[Recording] = []
+    for loops in LOOPS:
+        mode = OtherOrder(loops)
+        recording = program.run_eager(mode)
+        if not mode.changed:
+            return []
+        if recording.error is None:
+            recordings.append(recording)
+    return recordings
 
 
 class OtherOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]

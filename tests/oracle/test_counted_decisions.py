@@ -15,7 +15,6 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, own_decisions, problem, record, reference
 from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay, DecisionWatch
 from pytest_torchcompile.oracle.noise import Wide
-from pytest_torchcompile.oracle.reference_runs import _Runs
 
 pytestmark = pytest.mark.needs_torch
 
@@ -169,22 +168,66 @@ def test_where_many_decisions_are_at_the_edge_any_are_taken_to_be_right(monkeypa
     assert not kinds
 
 
-def test_beside_other_decisions_nobody_asks_for_others_again(monkeypatch):
+def test_decisions_are_turned_three_times_at_most(monkeypatch):
     """Else a model that stays wrong would be judged without end, beside one reference after another."""
     eager, tape = recorded(biased(), rows())
     compiled, _ = recorded(biased(), rows())
     compiled.outputs["output"].value[0] += 1.0
     asked = []
-    known = _Runs.with_decisions_of
 
-    def with_decisions_of(runs, values, accused):
-        asked.append(runs)
-        yield runs
-        yield from known(runs, values, accused)
+    def taken_by(own, values, accused):
+        asked.append(accused)
+        return own._taken
 
-    monkeypatch.setattr(_Runs, "with_decisions_of", with_decisions_of)
+    monkeypatch.setattr(own_decisions.OwnDecisions, "taken_by", taken_by)
     assert wrong_leaves(compiled, tape, eager) == ["output"]
-    assert len(asked) == 1
+    assert asked == [["output"]] * 3
+
+
+GRADIENTS = ["bias.weight", "layer.weight", "layer.bias"]
+
+
+@pytest.mark.parametrize("factor", [1.001, 1.3, 0.0, -1.0])
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("edge", [0.0, -1e-6])
+def test_a_wrong_gradient_is_found_whatever_was_decided(edge, name, factor):
+    """The other leaves are right beside what was decided, so that rounding excuses no other decision."""
+    eager, tape = recorded(biased(), rows())
+    compiled, _ = recorded(biased(edge), rows())
+    compiled.gradients[f"gradient of {name}"].mul_(factor)
+    assert wrong_leaves(compiled, tape, eager) == [f"gradient of {name}"]
+
+
+class TwoBiased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Biased(), Biased()
+
+    def forward(self, x):
+        first = self.first(x)
+        return first, self.second(first.mean(1).tanh())
+
+
+@pytest.mark.parametrize("name", ["", "first.layer.bias", "second.bias.weight"])
+@pytest.mark.parametrize("turned", ["first", "second", "both"])
+def test_one_of_two_layers_may_decide_otherwise(turned, name):
+    """As where one of them is not compiled. Eager decides the same in both."""
+    models = []
+    for edge in (0.0, -1e-6):
+        torch.manual_seed(1)
+        model = TwoBiased()
+        for layer in ("first", "second"):
+            if turned in (layer, "both"):
+                getattr(model, layer).edge = edge
+        models.append(model)
+    eager, tape = recorded(models[0], rows())
+    compiled, _ = recorded(models[1], rows())
+    expected = []
+    if name:
+        compiled.gradients[f"gradient of {name}"].mul_(1.01)
+        expected.append(f"gradient of {name}")
+    found = compare(eager, compiled, reference(models[0], Batch.of(rows()), tape=tape))
+    assert [leaf.name for leaf in found if problem(leaf)] == expected
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 1e-1])

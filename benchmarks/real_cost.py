@@ -51,7 +51,8 @@ def matrix(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ours(names: list[str], args: argparse.Namespace, cache: str, folder: Path, reuse: bool) -> dict[str, Any]:
-    """Run the cells by pytest. Returns wall seconds, the seconds and verdicts of each cell, and how many were reused.
+    """Run the cells by pytest. Returns wall seconds, the seconds and verdicts of each cell, how many were reused, and
+    why the others were not.
 
     ``reuse``: results of earlier runs are taken, and those of this run kept.
     """
@@ -73,7 +74,8 @@ def ours(names: list[str], args: argparse.Namespace, cache: str, folder: Path, r
         failed = [name for name, check in cell["checks"].items() if check["verdict"] not in ("pass", "skip")]
         phases = seen.get("seconds") or {}
         cells[cell["axes"]["model"]] = {"phases": phases, "failed": failed, "failure": seen.get("failure")}
-    return {"wall": wall, "cells": cells, "taken": taken}
+    causes = [line for line in text.splitlines() if " not reused: " in line]
+    return {"wall": wall, "cells": cells, "taken": taken, "causes": causes}
 
 
 def plain(names: list[str], args: argparse.Namespace, cache: str, folder: Path) -> dict[str, Any]:
@@ -223,6 +225,7 @@ def rounds(names: list[str], args: argparse.Namespace) -> None:
                     reuse = "reused" in args.states and state != "warm"
                     mine = ours(names, args, cache, folder, reuse)
                     print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s, {mine['taken']} results reused")
+                    print("\n".join(mine["causes"]), flush=True)
                     # The seconds of a result that was reused are those of the run that made it.
                     if state != "reused":
                         ratio_by_name = print_table(names, mine["cells"])

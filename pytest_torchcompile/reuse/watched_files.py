@@ -149,10 +149,10 @@ def _take_open(subject: Any, flags: Any, answers: str, root: Path, imported: set
         return
     # O_ACCMODE, which Windows has not.
     accesses = flags & (os.O_WRONLY | os.O_RDWR) if isinstance(flags, int) else os.O_RDONLY
+    # Nobody can write to a folder: `tempfile` names that of the new file which it makes, also of one to be read.
+    if (accesses != os.O_RDONLY or _is_compilers(answers)) and os.path.isdir(path):
+        return
     if accesses != os.O_RDONLY:
-        # Nobody can write to a folder: `tempfile` names that of the new file which it makes.
-        if os.path.isdir(path):
-            return
         _written.add(path)
     if accesses == os.O_WRONLY or path in _seen.files:
         return

@@ -58,6 +58,20 @@ def test_a_new_temporary_file_is_no_data(opened, tmp_path, monkeypatch):
     assert opened == Opened()
 
 
+@pytest.mark.parametrize(("answers", "refused"), [("/v/site-packages/triton/backends/nvidia/compiler.py", False),
+                                                  ("models.py", True)], ids=["Triton", "the project"])
+def test_a_new_temporary_file_that_is_read_is_no_data_of_the_compilers(opened, tmp_path, monkeypatch, answers, refused):
+    """Triton has its assembler write to one. The project may look into the folder that it has opened."""
+    heard = []
+    monkeypatch.setattr(sys.modules[__name__], "_heard", heard)
+    tempfile.NamedTemporaryFile("r", dir=tmp_path).close()
+    monkeypatch.setattr(sys.modules[__name__], "_heard", None)
+    flags_of_folder = [flags for path, _, flags in heard if path == str(tmp_path)]
+    assert [flags & (os.O_WRONLY | os.O_RDWR) for flags in flags_of_folder] == [os.O_RDONLY]
+    watched_files._take_open(str(tmp_path), flags_of_folder[0], answers, tmp_path, set())
+    assert bool(opened.untraceable) == refused
+
+
 def test_a_folder_that_is_opened_cannot_be_followed(take, tmp_path):
     assert "which is no file" in take(tmp_path, "models.py").untraceable[0]
 

@@ -317,14 +317,18 @@ def moved_as_expected(value: Any, before: Estimate | None, after: Estimate | Non
 
     ``before``: what was expected of it. A value of which there is no estimate, or none of its shape, stays as it is.
     """
-    if before is None or after is None or not (before.continuous and after.continuous):
+    if before is None or after is None or not isinstance(value, (torch.Tensor, float)):
         return value
-    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+    if isinstance(value, float):
+        return value + float(finite_values(after.value) - finite_values(before.value))
+    moved, was, now = as_real(value.detach()), before.value, after.value
+    if not isinstance(was, torch.Tensor) or not isinstance(now, torch.Tensor):
         return value
-    moved = as_real(value.detach())
-    if not before.value.shape == after.value.shape == moved.shape:
+    if not was.shape == now.shape == moved.shape:
         return value
-    way = finite_values(after.value.double()) - finite_values(before.value.double())
+    if not before.continuous:
+        return torch.where((was == now).to(moved.device), moved, now.to(moved))
+    way = finite_values(now.double()) - finite_values(was.double())
     moved = (moved.double() + way.to(moved.device)).to(moved.dtype)
     return torch.view_as_complex(moved) if value.is_complex() else moved
 

@@ -33,27 +33,31 @@ __all__ = ["OwnDecisions"]
 # Runs with noise that are watched, by how many times the usual noise they have. A decision that one in ten takes
 # otherwise is missed once in ten times so.
 _WATCHED: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0)
-# Edges of which each is tried by itself.
+# Runs in which an edge is turned, or a group of them where there are more.
 _MOST: Final = 32
 # How far noise moves what is decided about, in parts of it: all elements so near to each other are one edge.
 _NEAR: Final = 1e-5
 # Elements at the end, which a loop over vectors may leave to another function.
 _TAIL: Final = 64
 _VECTOR: Final = 16
+# What an edge moves a leaf by, in parts of the leaf, is rounding below this.
+_LEAST_MOVED: Final = 1e-11
 # A share of an edge in compiled values is no chance if it is so many times what chance makes of it.
 _BEYOND_CHANCE: Final = 8.0
-# How near to 1 the share of an edge is that is turned as a whole, and to 0 of one that is not turned.
+# How near to 1 the share of an edge is that is turned as a whole.
 _WHOLE: Final = 1 / 4
-# Right leaves that are asked, and how many times what such a leaf is off by an edge may move it.
-_WITNESSES: Final = 8
+# The share of one that is turned in part. What is wrong for another reason has a small one of most edges.
+_PART: Final = 1 / 10
+# How many times what a right leaf is off by an edge may move it. Two edges may cancel each other in a few elements.
 _SEEN_BY_WITNESS: Final = 8.0
-# Rounds of a fit, and the least that a leaf is off by in it, in parts of the largest.
-_ROUNDS: Final = 12
-_LEAST_OFF: Final = 1e-3
+_FEWEST_SEEN: Final = 16
 # Elements for each edge, without which nothing can be said.
 _ROWS_EACH: Final = 4
 # Elements of a leaf by which distances are measured, twice: those that are furthest off, and others.
-_SAMPLED: Final = 1 << 11
+_SAMPLED: Final = 1 << 10
+# Rounds of a fit, and the least that a leaf is off by in it, in parts of the largest.
+_ROUNDS: Final = 12
+_LEAST_OFF: Final = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +72,24 @@ class _Edge:
     """What they become: one number or Boolean."""
 
 
-@dataclass(frozen=True, eq=False)
 class _Sample:
     """Elements of one leaf, by which distances are measured."""
 
-    name: str
-    places: torch.Tensor
-    """Of the flat leaf."""
-    scale: float
-    """The root mean square of what is expected, times the root of how many elements there are."""
+    def __init__(self, name: str, value: torch.Tensor, expected: torch.Tensor) -> None:
+        """Those that are furthest off, and others at even distances."""
+        self.name, self.shape = name, expected.shape
+        self._places = _places(_apart(value, expected.reshape(-1)))
+        self._expected = expected.reshape(-1)[self._places]
+        size = float(finite_values(expected.double()).square().mean().sqrt()) if expected.numel() else 0.0
+        # The root mean square of what is expected, times the root of how many elements there are.
+        self._scale = (size or 1.0) * math.sqrt(max(1, len(self._places)))
+
+    def distances(self, values: Mapping[str, Any]) -> torch.Tensor:
+        """What values are off by, in parts of the leaf: one dimension, float64, on the CPU."""
+        value = _number(values.get(self.name))
+        if value is None or value.shape != self.shape:
+            return torch.zeros(len(self._places), dtype=torch.float64)
+        return _apart(value.reshape(-1)[self._places.to(value.device)], self._expected).cpu() / self._scale
 
 
 class _RunDeciding(Protocol):
@@ -112,13 +125,11 @@ class OwnDecisions:
         then any decisions may be right.
         """
         edges = self._edges
-        if len(edges) > _MOST:
-            return CountedDecisions()
         turned = self._turned(edges, values, accused)
         if not turned:
             # Perhaps one of two layers has decided otherwise, and the other is not compiled.
             alone = [replace(edge, numbers=[number]) for edge in edges for number in edge.numbers]
-            if len(edges) < len(alone) <= _MOST:
+            if len(alone) > len(edges):
                 turned = self._turned(alone, values, accused)
         if turned is None:
             return None
@@ -149,7 +160,8 @@ class OwnDecisions:
         _, kept = self._taken.taken[other.number]
         if kept is None:
             return
-        differs = kept != other.result
+        # No NaN equals another.
+        differs = (kept != other.result) & ~(kept.isnan() & other.result.isnan())
         pairs = torch.stack([kept[differs].double(), other.result[differs].double()], 1).tolist()
         for mine, theirs in sorted({(pair[0], pair[1]) for pair in pairs}):
             places = differs & (kept == mine) & (other.result == theirs)
@@ -161,81 +173,68 @@ class OwnDecisions:
 
     def _turned(self, edges: Sequence[_Edge], values: Mapping[str, Any],
                 accused: Collection[str]) -> list[_Edge] | None:
-        """Which edges compiled code has turned as a whole, if it has turned no other one in part; else nothing.
+        """Which edges compiled code has turned as a whole; nothing where it has turned them in part.
 
         None where its values say that it has turned none.
 
         An edge that would move what is right has not been turned. Of the others a fit says how much of what each moves
         is in the wrong values. Of one that is turned it is 1, of one that is turned in some elements a share. Of an
-        error that has nothing to do with it, it is zero but for chance.
+        error that has nothing to do with it, it is small. Edges move more together than the sum of what each moves
+        alone. So where some are turned as a whole, the others are asked once more beside those.
         """
-        if not edges:
+        wrong, right = self._samples(values, accused)
+        if not edges or not wrong:
             return None
-        continuous = [name for name, estimate in self._expected.items() if estimate.continuous]
-        # A whole number that is wrong has no distance.
-        wrong = [name for name in continuous if name in accused] or continuous
-        if not wrong:
-            return []
-        samples = self._samples(values, wrong)
-        witnesses = self._samples(values, self._witnesses(values, continuous, wrong))
-        errors, effects = self._distances(values, samples), self._effects(edges, [*samples, *witnesses])
-        moving = torch.stack([effect.norm(dim=0) > 0 for effect in effects[:len(samples)]]).any(0)
-        for seen, effect in zip(self._distances(values, witnesses), effects[len(samples):], strict=True):
-            moving &= effect.norm(dim=0) <= _SEEN_BY_WITNESS * seen.norm()
+        size = math.ceil(len(edges) / _MOST)
+        groups = [edges[start:start + size] for start in range(0, len(edges), size)]
+        effects = self._effects(groups, [*wrong, *right])
+        moving = torch.stack([effect.norm(dim=0) > _LEAST_MOVED for effect in effects[:len(wrong)]]).any(0)
+        for sample, effect in zip(right, effects[len(wrong):], strict=True):
+            moving &= effect.norm(dim=0) <= _LEAST_MOVED + _SEEN_BY_WITNESS * sample.distances(values).norm()
         candidates = moving.nonzero().view(-1)
         if not candidates.numel():
             return None
+        errors = [sample.distances(values) for sample in wrong]
+        if not any(bool(error.any()) for error in errors):
+            return None
         if sum(map(len, errors)) < _ROWS_EACH * len(candidates):
             return []
-        fit = _fit(errors, [effect[:, candidates] for effect in effects[:len(samples)]])
-        if not bool((fit.shares > _BEYOND_CHANCE * fit.chance).any()):
-            return None
-        is_turned = (fit.shares - 1).abs() < _WHOLE
-        if not bool((is_turned | (fit.shares.abs() < _WHOLE)).all()):
-            return []
-        return [edges[place] for place in candidates[is_turned].tolist()]
+        fit = _fit(errors, [effect[:, candidates] for effect in effects[:len(wrong)]])
+        is_likely = fit.shares > _BEYOND_CHANCE * fit.chance
+        turned: list[_Edge] = []
+        for place in candidates[is_likely & ((fit.shares - 1).abs() < _WHOLE)].tolist():
+            turned += groups[place]
+        if turned or bool((is_likely & (fit.shares > _PART / size)).any()):
+            return turned
+        return None
 
-    def _witnesses(self, values: Mapping[str, Any], continuous: Iterable[str], wrong: Collection[str]) -> list[str]:
-        """Some leaves that are right, and that runs of one edge have."""
-        rest = need_second_pass(wrong)
-        right = []
-        for name in continuous:
-            is_run = rest or not need_second_pass([name])
-            if is_run and name not in wrong and _is_of_shape(values.get(name), self._expected[name].value):
-                right.append(name)
-        return right[:_WITNESSES]
+    def _samples(self, values: Mapping[str, Any], accused: Collection[str]) -> tuple[list[_Sample], list[_Sample]]:
+        """Of leaves that are wrong, and of those that are right and that runs of one edge have."""
+        rest = need_second_pass(accused)
+        wrong, right = [], []
+        for name, estimate in self._expected.items():
+            value, expected = _number(values.get(name)), estimate.value
+            # A leaf that is lost, or of another shape, has no distance.
+            if value is None or not isinstance(expected, torch.Tensor) or value.shape != expected.shape:
+                continue
+            if name in accused:
+                wrong.append(_Sample(name, value, expected))
+            elif expected.numel() >= _FEWEST_SEEN and (rest or not need_second_pass([name])):
+                right.append(_Sample(name, value, expected))
+        return wrong, right
 
-    def _samples(self, values: Mapping[str, Any], names: Collection[str]) -> list[_Sample]:
-        """Of each leaf the elements whose values are furthest off, and others at even distances."""
-        samples = []
-        for name in names:
-            expected = self._expected[name].value
-            places = _places(_apart(values.get(name), expected))
-            size = 0.0
-            if expected.numel():
-                size = float(finite_values(expected.double()).square().mean().sqrt())
-            samples.append(_Sample(name, places, (size or 1.0) * math.sqrt(max(1, len(places)))))
-        return samples
-
-    def _distances(self, values: Mapping[str, Any], samples: Iterable[_Sample]) -> list[torch.Tensor]:
-        """What values are off by in the elements of each sample, over its scale: one dimension each, on the CPU."""
-        distances = []
-        for sample in samples:
-            apart = _apart(values.get(sample.name), self._expected[sample.name].value)
-            distances.append(apart[sample.places].cpu() / sample.scale)
-        return distances
-
-    def _effects(self, edges: Iterable[_Edge], samples: Collection[_Sample]) -> list[torch.Tensor]:
-        """What each edge moves where it alone is turned: of each sample its elements by edges. No run is kept: it has
+    def _effects(self, groups: Iterable[Iterable[_Edge]], samples: Collection[_Sample]) -> list[torch.Tensor]:
+        """What each group moves where it alone is turned: of each sample its elements by groups. No run is kept: it has
         all gradients."""
         rest = need_second_pass(sample.name for sample in samples)
-        by_edge = []
-        for edge in edges:
-            recording = self._run(0, 0.0, DecisionReplay(self._with([edge]), self._wide), rest=rest)
-            by_edge.append(self._distances(recording.values_by_name(), samples))
-        return [torch.stack(columns, 1) for columns in zip(*by_edge, strict=True)]
+        by_group = []
+        for group in groups:
+            recording = self._run(0, 0.0, DecisionReplay(self._with(group), self._wide), rest=rest)
+            found = recording.values_by_name()
+            by_group.append([sample.distances(found) for sample in samples])
+        return [torch.stack(columns, 1) for columns in zip(*by_group, strict=True)]
 
-    def _with(self, edges: list[_Edge]) -> CountedDecisions:
+    def _with(self, edges: Iterable[_Edge]) -> CountedDecisions:
         results: dict[int, torch.Tensor] = {}
         for edge in edges:
             for number in edge.numbers:
@@ -268,7 +267,8 @@ def _alike(taken: CountedDecisions) -> dict[int, int]:
 def _parts(places: torch.Tensor) -> Iterator[torch.Tensor]:
     """Some elements, apart from those that a loop over vectors may leave to another function: the last ones of all, and
     of each row."""
-    ends_of_all = torch.zeros_like(places)
+    # Contiguous, whatever the strides of the decision are.
+    ends_of_all = torch.zeros(places.shape, dtype=torch.bool, device=places.device)
     ends_of_all.view(-1)[-_TAIL:] = True
     ends_of_rows = torch.zeros_like(places)
     if places.dim() > 1:
@@ -298,35 +298,33 @@ def _fit(errors: Sequence[torch.Tensor], effects: Sequence[torch.Tensor]) -> _Fi
         errors: Of each leaf its elements.
         effects: Of each leaf its elements by edges.
     """
-    weights = [1.0] * len(errors)
-    least = _LEAST_OFF * max(float(error.norm()) for error in errors)
+    # All that least squares need of a leaf.
+    squares = torch.stack([effect.T @ effect for effect in effects])
+    products = torch.stack([effect.T @ error for error, effect in zip(errors, effects, strict=True)])
+    lengths = torch.stack([error @ error for error in errors])
+    least = _LEAST_OFF * float(lengths.max().sqrt())
+    weights = torch.ones(len(errors), dtype=torch.float64)
     for _ in range(_ROUNDS):
-        error = torch.cat([each * weight for each, weight in zip(errors, weights, strict=True)])
-        effect = torch.cat([each * weight for each, weight in zip(effects, weights, strict=True)])
-        sizes = effect.norm(dim=0)
-        directions = effect / sizes
-        solution = torch.linalg.lstsq(directions, error[:, None], driver="gelsd").solution.view(-1)
-        left = (error - directions @ solution).norm() / math.sqrt(len(error))
-        shares = solution / sizes
-        weights = []
-        for own_error, own_effect in zip(errors, effects, strict=True):
-            weights.append((least + float((own_error - own_effect @ shares).norm())) ** -0.5)
-    return _Fit(shares, left / sizes)
+        square, product = torch.einsum("l,lij->ij", weights, squares), weights @ products
+        sizes = square.diagonal().sqrt()
+        scaled = torch.linalg.lstsq(square / sizes.outer(sizes), (product / sizes)[:, None], driver="gelsd").solution
+        shares = scaled.view(-1) / sizes
+        left = (lengths - 2 * products @ shares + torch.einsum("i,lij,j->l", shares, squares, shares)).clamp(min=0)
+        chance = (weights @ left / sum(map(len, errors))).sqrt() / sizes
+        weights = 1 / (least + left.sqrt())
+    return _Fit(shares, chance)
 
 
-def _is_of_shape(value: Any, expected: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and as_real(value).shape == expected.shape
-
-
-def _apart(value: Any, expected: torch.Tensor) -> torch.Tensor:
-    """What each element of a value is off by (flat, float64); zeros for a value of another shape."""
-    expected = expected.double()
+def _number(value: Any) -> torch.Tensor | None:
+    """A value as a tensor of real numbers; None for what is no number."""
     if isinstance(value, float):
-        value = torch.tensor(value)
-    if not _is_of_shape(value, expected):
-        return torch.zeros_like(expected).reshape(-1)
-    value = as_real(value.detach()).to(expected.device).double()
-    return (finite_values(value) - finite_values(expected)).reshape(-1)
+        return torch.tensor(value, dtype=torch.float64)
+    return as_real(value.detach()) if isinstance(value, torch.Tensor) else None
+
+
+def _apart(value: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """What each element of a value is off by (flat, float64); nothing where either is not finite."""
+    return finite_values(value.reshape(-1).to(expected.device).double() - expected.double())
 
 
 def _places(apart: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -13,10 +14,11 @@ from transcript_programs import Biased, buckets, rows
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, own_decisions, problem, record, reference
-from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay, DecisionWatch
+from pytest_torchcompile.oracle.counted_decisions import DecisionReplay, DecisionWatch
 from pytest_torchcompile.oracle.noise import Wide
 
 pytestmark = pytest.mark.needs_torch
+GRADIENTS = ["bias.weight", "layer.weight", "layer.bias"]
 
 
 def recorded(model, *inputs):
@@ -99,6 +101,85 @@ def test_one_element_of_many_that_is_decided_otherwise_is_right(exponent):
     assert not any(map(problem, found))
 
 
+def test_decisions_of_any_strides():
+    def program(x, edge=0.0):
+        distances = (torch.arange(20)[None] - torch.arange(20)[:, None]).abs() + 1
+        exponents = torch.log(distances.T.float()) / math.log(2.0) + edge
+        found = exponents.to(torch.int64)
+        assert not found.is_contiguous()
+        return found * x
+
+    x = torch.randn(20, 20)
+    eager, tape = recorded(program, x)
+    compiled, _ = recorded(lambda x: program(x, -1e-6), x)
+    assert not torch.equal(compiled.outputs["output"].value, eager.outputs["output"].value)
+    assert not any(map(problem, compare(eager, compiled, reference(program, Batch.of(x), tape=tape))))
+
+
+def test_nan_is_decided_as_nan(monkeypatch):
+    """Numbers that nobody uses: each NaN would be an edge of its own."""
+    def program(x, edge=0.0):
+        distances = torch.arange(64)[None] - torch.arange(64)[:, None]
+        exponents = torch.floor(torch.log(distances.float()) / math.log(2.0) + edge)
+        return torch.where(distances > 0, exponents, 0.0) * x
+
+    x = torch.randn(64, 64)
+    eager, tape = recorded(program, x)
+    compiled, _ = recorded(lambda x: program(x, -1e-6), x)
+    compiled.outputs["output"].value[0] += 1.0
+    made = reference(program, Batch.of(x), tape=tape)
+    assert [leaf.name for leaf in compare(eager, compiled, made) if problem(leaf)] == ["output"]
+    assert 0 < len(made._own_decisions._edges) < 20
+
+
+@pytest.mark.parametrize("lost", [None, "shape"])
+def test_a_lost_gradient_is_found(lost):
+    """It has no distance by which decisions could be told."""
+    eager, tape = recorded(biased(), rows())
+    compiled, _ = recorded(biased(), rows())
+    name = "gradient of layer.weight"
+    compiled.gradients[name] = None if lost is None else compiled.gradients[name][:1]
+    assert set(wrong_leaves(compiled, tape, eager)) == {name}
+
+
+def test_a_mask_beyond_the_range_of_the_dtype_tells_nothing():
+    """In float64 it is a number, where float16 has none; it has nothing to do with the decisions."""
+    class Masked(Biased):
+        def forward(self, x):
+            mask = torch.zeros(4, 4, dtype=x.dtype).masked_fill(torch.ones(4, 4).triu(1) > 0, torch.finfo(x.dtype).min)
+            return mask, super().forward(x)
+
+    torch.manual_seed(1)
+    model, x = Masked().half(), rows().half()
+    eager, tape = recorded(model, x)
+    turned = copy.deepcopy(model)
+    turned.edge = -1e-6
+    compiled, _ = recorded(turned, x)
+    assert not torch.equal(compiled.outputs["output[1]"].value, eager.outputs["output[1]"].value)
+    found = compare(eager, compiled, reference(model, Batch.of(x), tape=tape))
+    assert not any(map(problem, found))
+
+
+def test_a_number_of_python_tells_of_decisions():
+    class Tells(Biased):
+        def forward(self, x):
+            out = super().forward(x)
+            return out, float(out.detach().mean())
+
+    torch.manual_seed(1)
+    model = Tells()
+    eager, tape = recorded(model, rows())
+    made = reference(model, Batch.of(rows()), tape=tape)
+    for edge, factor in ((0.0, 1.001), (-1e-6, 1.0)):
+        other = copy.deepcopy(model)
+        other.edge = edge
+        compiled, _ = recorded(other, rows())
+        item = compiled.outputs["output[1]"]
+        compiled.outputs["output[1]"] = replace(item, value=item.value * factor)
+        found = [leaf.name for leaf in compare(eager, compiled, made) if problem(leaf)]
+        assert found == ([] if factor == 1 else ["output[1]"])
+
+
 class Square(nn.Module):
     edge = 0.0
 
@@ -152,20 +233,40 @@ def test_a_program_that_remembers_outside_the_module_decides_anew():
     assert torch.allclose(made.estimates["output"].value.float(), eager.outputs["output"].value)
 
 
-def test_where_many_decisions_are_at_the_edge_any_are_taken_to_be_right(monkeypatch):
-    eager, tape = recorded(biased(), rows())
-    turned, _ = recorded(biased(1e-6), rows())
-    if torch.equal(turned.outputs["output"].value, eager.outputs["output"].value):
-        turned, _ = recorded(biased(-1e-6), rows())
-    kinds = []
-    known = CountedDecisions.changed
-    monkeypatch.setattr(CountedDecisions, "changed", lambda taken, results: kinds.append(1) or known(taken, results))
-    assert wrong_leaves(turned, tape, eager) == []
-    assert kinds
-    kinds.clear()
-    monkeypatch.setattr(own_decisions, "_MOST", 0)
-    assert wrong_leaves(turned, tape, eager) == []
-    assert not kinds
+def thirds(edge):
+    """Of each pixel the nearest one of a smaller image: rounding decides about each third one."""
+    return (torch.arange(96).float() * (1 / 3) + edge).floor().long().clamp(min=0)
+
+
+class Resized(nn.Module):
+    edge = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.layer = nn.Embedding(40, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x[:, None] + self.bias(thirds(self.edge)).sin())
+
+
+@pytest.mark.parametrize("name", ["", *GRADIENTS])
+@pytest.mark.parametrize("edge", [0.0, -1e-6])
+def test_of_many_edges_groups_are_turned(edge, name):
+    torch.manual_seed(1)
+    model = Resized()
+    eager, tape = recorded(model, rows())
+    turned = copy.deepcopy(model)
+    turned.edge = edge
+    compiled, _ = recorded(turned, rows())
+    made = reference(model, Batch.of(rows()), tape=tape)
+    expected = []
+    if name:
+        expected = [f"gradient of {name}"]
+        compiled.gradients[expected[0]].mul_(1.01)
+    found = compare(eager, compiled, made)
+    assert [leaf.name for leaf in found if problem(leaf)] == expected
+    if made._own_decisions is not None:
+        assert len(made._own_decisions._edges) > own_decisions._MOST
 
 
 def test_decisions_are_turned_three_times_at_most(monkeypatch):
@@ -184,9 +285,6 @@ def test_decisions_are_turned_three_times_at_most(monkeypatch):
     assert asked == [["output"]] * 3
 
 
-GRADIENTS = ["bias.weight", "layer.weight", "layer.bias"]
-
-
 @pytest.mark.parametrize("factor", [1.001, 1.3, 0.0, -1.0])
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.parametrize("edge", [0.0, -1e-6])
@@ -196,6 +294,19 @@ def test_a_wrong_gradient_is_found_whatever_was_decided(edge, name, factor):
     compiled, _ = recorded(biased(edge), rows())
     compiled.gradients[f"gradient of {name}"].mul_(factor)
     assert wrong_leaves(compiled, tape, eager) == [f"gradient of {name}"]
+
+
+@pytest.mark.parametrize("edge", [0.0, -1e-6])
+def test_a_model_that_is_wrong_as_a_whole_is_found(edge):
+    """No leaf is right, so that all of them are told from turned decisions by how little edges explain of them."""
+    eager, tape = recorded(biased(), rows())
+    wrong = biased(edge)
+    with torch.no_grad():
+        wrong.bias.weight.mul_(1.001)
+    compiled, _ = recorded(wrong, rows())
+    found = wrong_leaves(compiled, tape, eager)
+    assert "output" in found
+    assert len(found) >= 4
 
 
 class TwoBiased(nn.Module):
@@ -240,14 +351,27 @@ def test_an_error_of_any_size_is_found(size):
     assert wrong_leaves(compiled, tape, eager) == ["output"]
 
 
-def test_a_model_of_whole_numbers_alone_may_decide_otherwise():
-    """There is no distance to measure."""
-    eager, tape = recorded(lambda x: buckets(1e-6) + x, torch.zeros(127, dtype=torch.int64))
-    compiled, _ = recorded(lambda x: buckets(-1e-6) + x, torch.zeros(127, dtype=torch.int64))
-    made = reference(lambda x: buckets(1e-6) + x, Batch.of(torch.zeros(127, dtype=torch.int64)), tape=tape)
-    leaves = compare(eager, compiled, made)
+@pytest.mark.parametrize("is_mask", [False, True], ids=["buckets", "mask"])
+@pytest.mark.parametrize("with_numbers", [False, True], ids=["alone", "beside numbers"])
+@pytest.mark.parametrize("edge", [1e-6, -1e-6])
+def test_whole_numbers_may_be_decided_otherwise(edge, with_numbers, is_mask):
+    """Whether or not a floating number shows the decision, too."""
+    def program(x, edge=0.0):
+        found = buckets(edge)
+        if is_mask:
+            found = found > 9
+        return (found, x.sin()) if with_numbers else found
+
+    x = torch.arange(4.0)
+    eager, tape = recorded(program, x)
+    compiled, _ = recorded(lambda x: program(x, edge), x)
+    leaves = compare(eager, compiled, reference(program, Batch.of(x), tape=tape))
     assert not any(map(problem, leaves))
-    assert any(leaf.undecidable for leaf in leaves)
+    wrong, _ = recorded(lambda x: program(x, edge), x)
+    decided = next(iter(wrong.outputs.values())).value
+    decided[3] = not decided[3]
+    leaves = compare(eager, wrong, reference(program, Batch.of(x), tape=tape))
+    assert [leaf.kind for leaf in leaves if problem(leaf)] == ["value"]
 
 
 def test_a_wrong_bucket_is_found():

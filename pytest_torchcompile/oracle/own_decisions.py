@@ -129,6 +129,8 @@ class OwnDecisions:
         if not turned:
             # Perhaps one of two layers has decided otherwise, and the other is not compiled.
             alone = [replace(edge, numbers=[number]) for edge in edges for number in edge.numbers]
+            # In the order of the program, so that a group of them is of one layer.
+            alone.sort(key=lambda edge: edge.numbers[0])
             if len(alone) > len(edges):
                 turned = self._turned(alone, values, accused)
         if turned is None:

@@ -233,6 +233,32 @@ def test_a_program_that_remembers_outside_the_module_decides_anew():
     assert torch.allclose(made.estimates["output"].value.float(), eager.outputs["output"].value)
 
 
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Biased() for _ in range(6)])
+
+    def forward(self, x):
+        outputs = []
+        for layer in self.layers:
+            outputs.append(layer(x))
+            x = outputs[-1].mean(1).tanh()
+        return outputs
+
+
+def test_one_of_many_layers_may_decide_otherwise():
+    """The outputs of the others are right; edges of one layer are turned together, those of two layers are not."""
+    torch.manual_seed(1)
+    model = Stack()
+    eager, tape = recorded(model, rows())
+    turned = copy.deepcopy(model)
+    turned.layers[5].edge = -1e-6
+    compiled, _ = recorded(turned, rows())
+    made = reference(model, Batch.of(rows()), tape=tape)
+    assert not any(map(problem, compare(eager, compiled, made)))
+    assert sum(len(edge.numbers) for edge in made._own_decisions._edges) > own_decisions._MOST
+
+
 def thirds(edge):
     """Of each pixel the nearest one of a smaller image: rounding decides about each third one."""
     return (torch.arange(96).float() * (1 / 3) + edge).floor().long().clamp(min=0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_torchcompile.oracle.estimate import moved_as_expected
 from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.judging import OTHER_DECISIONS
 from pytest_torchcompile.oracle.leaf_judge import LeafJudge
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits
 from pytest_torchcompile.oracle.leaf_state import LeafValues
@@ -95,13 +96,23 @@ def _leaves_beside(judge: LeafJudge, eager: Recording, compiled: Recording, pair
 
 
 def _right_beside(judge: LeafJudge, found: Iterable[Leaf], beside_other: Iterable[Leaf]) -> list[Leaf]:
-    """The leaves found, with those of another reference in the place of problems that are none beside it."""
-    right = {(leaf.name, leaf.kind): leaf for leaf in beside_other if not judge.problem_of(leaf)}
-    wrong = {(leaf.name, leaf.kind) for leaf in found if judge.problem_of(leaf)}
-    acquitted = {key: right[key] for key in wrong & set(right)}
-    for leaf in judge.with_excuses(acquitted.values()):
-        acquitted[leaf.name, leaf.kind] = leaf
-    return [acquitted.get((leaf.name, leaf.kind), leaf) for leaf in found]
+    """The leaves found, with those of another reference in the place of problems that are none beside it.
+
+    If there is one, that reference decides as compiled code does, and says also how wrong the others are.
+    """
+    other = {(leaf.name, leaf.kind): leaf for leaf in beside_other}
+    wrong = [(leaf.name, leaf.kind) for leaf in found if judge.problem_of(leaf)]
+    right = [other[key] for key in wrong if key in other and not judge.problem_of(other[key])]
+    if not right:
+        return list(found)
+    told = {(leaf.name, leaf.kind): leaf for leaf in judge.with_excuses(right, OTHER_DECISIONS)}
+    leaves = []
+    for leaf in found:
+        key = leaf.name, leaf.kind
+        if key in wrong:
+            leaf = told.get(key) or other.get(key, leaf)
+        leaves.append(leaf)
+    return leaves
 
 
 @dataclass(frozen=True)

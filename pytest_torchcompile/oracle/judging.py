@@ -19,9 +19,13 @@ from pytest_torchcompile.oracle.noise_levels import Projections
 from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager
 from pytest_torchcompile.state.value_leaves import computable
 
-__all__ = ["ASIDE", "BIAS_FLOOR", "excused_difference", "grain_of", "index_of", "judge_beside_orders", "judge_numbers",
-           "judge_values", "limits_without_draws", "new_leaf", "with_values"]
+__all__ = ["ASIDE", "BIAS_FLOOR", "OTHER_DECISIONS", "ROUNDING_MOVES", "excused_difference", "grain_of", "index_of",
+           "judge_beside_orders", "judge_numbers", "judge_values", "limits_without_draws", "new_leaf", "with_values"]
 
+ROUNDING_MOVES: Final = "rounding alone can move it so far"
+OTHER_DECISIONS: Final = ("compiled code rounds to another whole number where only rounding decides, "
+                          "and it is right beside that one")
+"""Why a difference from eager is excused."""
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
 # Eager this many noise scales off the reference: not the same program (the worst of 13 models had 2.5).
@@ -147,7 +151,7 @@ def judge_beside_orders(
                    excused=text)
 
 
-def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) -> Measurement[str]:
+def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float, why: str) -> Measurement[str]:
     """Tell the largest difference of a leaf that passes, if it is far more than a rounding of the value; else ''.
 
     Noise excuses it rightly where rounding decides about a jump, as of floor or of a comparison. Whoever reads 9 for 10
@@ -166,7 +170,7 @@ def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) 
     place = ""
     if e.ndim:
         place = f" at {list(index_of(int(flat), e.shape))}"
-    return (f"eager {one:.9g}, compiled {other:.9g}{place}: excused, since rounding alone can move it so far; "
+    return (f"eager {one:.9g}, compiled {other:.9g}{place}: excused, since {why}; "
             f"{int(count)} of {e.numel()} elements are as far apart")
 
 

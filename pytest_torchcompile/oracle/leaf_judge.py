@@ -15,6 +15,7 @@ from pytest_torchcompile.oracle.dice import FEW
 from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, as_real
 from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs, eager_is_near
 from pytest_torchcompile.oracle.judging import (
+    ROUNDING_MOVES,
     excused_difference,
     judge_beside_orders,
     judge_values,
@@ -215,7 +216,7 @@ class LeafJudge:
             self._gradient_count = sum(tensor.numel() for kind, tensor in self._numbers() if kind == "gradient")
         return problem(leaf, replace(limits, looks=max(limits.looks, self._gradient_count)))
 
-    def with_excuses(self, leaves: Iterable[Leaf]) -> Iterator[Leaf]:
+    def with_excuses(self, leaves: Iterable[Leaf], why: str = ROUNDING_MOVES) -> Iterator[Leaf]:
         """Of some leaves those that are excused, with the difference if it is worth telling."""
         excused, texts = [], []
         for leaf in leaves:
@@ -227,7 +228,7 @@ class LeafJudge:
             if self.problem_of(leaf) is None:
                 if leaf.decided and not state.is_alike:
                     excused.append(leaf)
-                    texts.append(excused_difference(eager, compiled, self._eps))
+                    texts.append(excused_difference(eager, compiled, self._eps, why))
             # Nor do other orders of summation explain other random numbers.
             elif not leaf.message and not state.is_apart:
                 yield judge_beside_orders(leaf, eager, compiled, self._reference(), self._limits)

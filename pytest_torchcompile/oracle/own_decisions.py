@@ -4,7 +4,10 @@ Wide runs take over what eager has decided on counted numbers (:mod:`~pytest_tor
 Compiled code may rightly decide otherwise. Where something is wrong beside eager's decisions, a few runs with noise
 show which of them rounding turns. Each is turned by itself in a run without noise. Of those runs follows which ones
 bring the compiled values nearer: these are the decisions beside which they are judged once more. What is wrong there
-too may be so for an edge that is turned in part, which shows in the same way. Then any decisions are taken to be right.
+too is asked again, for edges move more together than each alone.
+
+One function decides about numbers that are equal, so an edge is turned as a whole, but at the end of a loop over
+vectors and in another layer. An error that only resembles an edge, as a wrong bucket does, is none beside any edge.
 """
 
 from __future__ import annotations
@@ -37,17 +40,15 @@ _WATCHED: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0)
 _MOST: Final = 32
 # How far noise moves what is decided about, in parts of it: all elements so near to each other are one edge.
 _NEAR: Final = 1e-5
-# Elements at the end, which a loop over vectors may leave to another function.
+# Elements of a vector, and of the last ones of all: a loop over vectors may leave those at the end to another function.
+_VECTORS: Final = (16, 8, 4)
 _TAIL: Final = 64
-_VECTOR: Final = 16
 # What an edge moves a leaf by, in parts of the leaf, is rounding below this.
 _LEAST_MOVED: Final = 1e-11
 # A share of an edge in compiled values is no chance if it is so many times what chance makes of it.
 _BEYOND_CHANCE: Final = 8.0
-# How near to 1 the share of an edge is that is turned as a whole.
-_WHOLE: Final = 1 / 4
-# The share of one that is turned in part. What is wrong for another reason has a small one of most edges.
-_PART: Final = 1 / 10
+# How near to 1 the share of an edge is that is turned: two that move much move less or more together.
+_TURNED: Final = 1 / 2
 # How many times what a right leaf is off by an edge may move it. Two edges may cancel each other in a few elements.
 _SEEN_BY_WITNESS: Final = 8.0
 _FEWEST_SEEN: Final = 16
@@ -106,7 +107,7 @@ class OwnDecisions:
     """Which decisions a program may take."""
 
     def __init__(self, taken: CountedDecisions, wide: torch.dtype, run: _RunDeciding,
-                 expected: Mapping[str, Estimate]) -> None:
+                 expected: Mapping[str, Estimate], together: bool) -> None:
         """Take a program.
 
         Args:
@@ -114,25 +115,27 @@ class OwnDecisions:
             wide: The dtype of wide runs.
             run: Makes one.
             expected: What comes of it with these decisions.
+            together: The same edge in several layers is turned in all of them, if that is likely; else in each by
+                itself, as where a layer is not compiled.
         """
+        self._together = together
         self._taken, self._wide, self._run, self._expected = taken, wide, run, expected
         self._alike = _alike(taken)
 
     def taken_by(self, values: Mapping[str, Any], accused: Collection[str]) -> CountedDecisions | None:
         """What some compiled code has perhaps decided, by its values and the names of those that are wrong.
 
-        None where its values say that it has decided as the program given. Nothing is taken where they do not tell:
-        then any decisions may be right.
+        None where its values say that it has decided as the program given. Nothing is taken where they are too few to
+        tell: then any decisions may be right.
         """
-        edges = self._edges
-        turned = self._turned(edges, values, accused)
-        if not turned:
-            # Perhaps one of two layers has decided otherwise, and the other is not compiled.
-            alone = [replace(edge, numbers=[number]) for edge in edges for number in edge.numbers]
+        turned = None
+        if self._together:
+            turned = self._turned(self._edges, values, accused)
+        alone = [replace(edge, numbers=[number]) for edge in self._edges for number in edge.numbers]
+        if turned is None and (len(alone) > len(self._edges) or not self._together):
             # In the order of the program, so that a group of them is of one layer.
             alone.sort(key=lambda edge: edge.numbers[0])
-            if len(alone) > len(edges):
-                turned = self._turned(alone, values, accused)
+            turned = self._turned(alone, values, accused)
         if turned is None:
             return None
         return self._with(turned) if turned else CountedDecisions()
@@ -175,14 +178,10 @@ class OwnDecisions:
 
     def _turned(self, edges: Sequence[_Edge], values: Mapping[str, Any],
                 accused: Collection[str]) -> list[_Edge] | None:
-        """Which edges compiled code has turned as a whole; nothing where it has turned them in part.
+        """Which edges compiled code has turned; None where its values say that it has turned none.
 
-        None where its values say that it has turned none.
-
-        An edge that would move what is right has not been turned. Of the others a fit says how much of what each moves
-        is in the wrong values. Of one that is turned it is 1, of one that is turned in some elements a share. Of an
-        error that has nothing to do with it, it is small. Edges move more together than the sum of what each moves
-        alone. So where some are turned as a whole, the others are asked once more beside those.
+        Nothing where there are too few values to tell. An edge that would move what is right has not been turned. Of
+        the others a fit says how much of what each moves is in the wrong values: 1 of one that is turned.
         """
         wrong, right = self._samples(values, accused)
         if not edges or not wrong:
@@ -202,13 +201,11 @@ class OwnDecisions:
         if sum(map(len, errors)) < _ROWS_EACH * len(candidates):
             return []
         fit = _fit(errors, [effect[:, candidates] for effect in effects[:len(wrong)]])
-        is_likely = fit.shares > _BEYOND_CHANCE * fit.chance
+        is_turned = (fit.shares > _BEYOND_CHANCE * fit.chance) & ((fit.shares - 1).abs() < _TURNED)
         turned: list[_Edge] = []
-        for place in candidates[is_likely & ((fit.shares - 1).abs() < _WHOLE)].tolist():
+        for place in candidates[is_turned].tolist():
             turned += groups[place]
-        if turned or bool((is_likely & (fit.shares > _PART / size)).any()):
-            return turned
-        return None
+        return turned or None
 
     def _samples(self, values: Mapping[str, Any], accused: Collection[str]) -> tuple[list[_Sample], list[_Sample]]:
         """Of leaves that are wrong, and of those that are right and that runs of one edge have."""
@@ -267,17 +264,18 @@ def _alike(taken: CountedDecisions) -> dict[int, int]:
 
 
 def _parts(places: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Some elements, apart from those that a loop over vectors may leave to another function: the last ones of all, and
-    of each row."""
+    """Some elements, apart from those that a loop over vectors may leave to another function: at the end of all, and of
+    each row."""
     # Contiguous, whatever the strides of the decision are.
-    ends_of_all = torch.zeros(places.shape, dtype=torch.bool, device=places.device)
-    ends_of_all.view(-1)[-_TAIL:] = True
-    ends_of_rows = torch.zeros_like(places)
-    if places.dim() > 1:
-        whole_vectors = places.shape[-1] // _VECTOR * _VECTOR
-        ends_of_rows[..., whole_vectors:] = True
-    for part in (ends_of_all, ends_of_rows & ~ends_of_all, ~ends_of_all & ~ends_of_rows):
-        yield places & part
+    end = torch.zeros(places.shape, dtype=torch.int64, device=places.device)
+    for size in _VECTORS:
+        if places.dim() > 1:
+            end[..., places.shape[-1] // size * size:] += 1
+    for count in (_TAIL, *(places.numel() % size for size in _VECTORS)):
+        if count:
+            end.view(-1)[-count:] += len(_VECTORS) + 1
+    for kind in end[places].unique().tolist():
+        yield places & (end == kind)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,8 +33,8 @@ __all__ = ["reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
-# How often decisions may be turned for one program, the last time for any.
-_TURNS = 3
+# One more than how often decisions may be turned for one program.
+_TURNS = 4
 
 
 def reference(
@@ -90,7 +90,7 @@ class _Runs(Reference):
             program: What is run.
             unit: As for ``reference``.
             draw: As for ``reference``.
-            may_turn: How often decisions may still be turned; 0: any are taken.
+            may_turn: One more than how often decisions may still be turned; 0: any are taken.
             of_eager: The reference with eager's decisions; None: this one.
         """
         self.program, self.unit = program, unit or program.unit
@@ -251,16 +251,17 @@ class _Runs(Reference):
             # Here, for few comparisons need it.
             from pytest_torchcompile.oracle.own_decisions import OwnDecisions
 
-            self._own_decisions = OwnDecisions(taken, WIDE_DTYPES[self.kind], self._run_deciding, self.estimates)
+            self._own_decisions = OwnDecisions(taken, WIDE_DTYPES[self.kind], self._run_deciding, self.estimates,
+                                               together=self._of_eager is None)
         theirs = self._own_decisions.taken_by(values, accused)
         if theirs is None:
             return None
-        program, may_turn = self.program, self._may_turn - 1
-        if theirs.taken and may_turn:
-            program = replace(program, tape=tape.deciding(theirs))
-        else:
-            may_turn = 0
-        return _Runs(program, self._given_unit, False, may_turn, self._of_eager or self)
+        if not theirs.taken:
+            return _Runs(self.program, self._given_unit, False, 0, self._of_eager or self)
+        if self._may_turn == 1:
+            return None
+        deciding = replace(self.program, tape=tape.deciding(theirs))
+        return _Runs(deciding, self._given_unit, False, self._may_turn - 1, self._of_eager or self)
 
     def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay, rest: bool = True) -> Recording:
         self._dice.begin_sequence(number)

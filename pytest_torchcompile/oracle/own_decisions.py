@@ -274,7 +274,7 @@ def _parts(places: torch.Tensor) -> Iterator[torch.Tensor]:
     for count in (_TAIL, *(places.numel() % size for size in _VECTORS)):
         if count:
             end.view(-1)[-count:] += len(_VECTORS) + 1
-    for kind in end[places].unique().tolist():
+    for kind in sorted(set(end[places].tolist())):
         yield places & (end == kind)
 
 

@@ -238,7 +238,7 @@ class CellReuse:
                 return f"what is asked of it changed{names_that_differ(entry['asked'], asked)}"
         if self._began_empty:
             return f"nothing was kept in {self.store.folder} before this run"
-        return "no result of it is kept"
+        return "no result is kept"
 
     def _what_changed(self, entry: Mapping[str, Any], job: Job) -> str:
         """What is not as it was when the entry was made; empty where all is."""

@@ -173,7 +173,7 @@ def test_a_failing_cell_always_runs(reuse):
     """A failure is not kept, which the run says too."""
     reuse.matrix(MATRIX.replace("models:net", "models:fails"))
     reuse.models(f"{MODELS}\ndef fails():\n    raise ValueError('no')\n")
-    for why in ("nothing was kept in * before this run", "no result of it is kept"):
+    for why in ("nothing was kept in * before this run", "no result is kept"):
         result, reused = run(reuse)
         assert result.ret
         assert NET not in reused

@@ -150,7 +150,7 @@ def test_another_cell_has_results_of_its_own(project):
     # That of the last run is told.
     assert project.look_up() == "what is asked of it changed (limits)"
     project.job = replace(job, cell=Cell(model="net", backend="eager").to_dict())
-    assert project.look_up() == "no result of it is kept"
+    assert project.look_up() == "no result is kept"
 
 
 def test_variables_that_change_while_pytest_runs(project, monkeypatch):
@@ -203,9 +203,9 @@ def test_an_entry_of_another_version(project, monkeypatch):
 
 
 @pytest.mark.parametrize(("entry", "why"), [
-    ({}, "no result of it is kept"),
-    ({"asked": 3}, "no result of it is kept"),
-    ({"version": cell_reuse.VERSION}, "no result of it is kept"),
+    ({}, "no result is kept"),
+    ({"asked": 3}, "no result is kept"),
+    ({"version": cell_reuse.VERSION}, "no result is kept"),
     ({"version": cell_reuse.VERSION, "shared": 5}, "a part of the kept result is gone"),
 ], ids=["empty", "a number", "a key too few", "another type"])
 def test_an_entry_that_somebody_has_written_by_hand(project, entry, why):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_torchcompile.oracle.estimate import moved_as_expected
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.judging import OTHER_DECISIONS
 from pytest_torchcompile.oracle.leaf_judge import LeafJudge
@@ -130,8 +129,7 @@ class _Pair:
 
     def moved(self, before: Reference, after: Reference) -> _Pair:
         """As it were if eager had decided as ``after`` does, not as ``before``."""
-        estimates = before.estimates.get(self.name), after.estimates.get(self.name)
-        return replace(self, eager=replace(self.eager, value=moved_as_expected(self.eager.value, *estimates)))
+        return replace(self, eager=replace(self.eager, value=after.moved(self.name, self.eager.value, before)))
 
     def compare_with_twin(self, twin: Recording) -> Iterable[Leaf]:
         """What differs between eager and a second eager run."""

@@ -312,27 +312,6 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def moved_as_expected(value: Any, before: Estimate | None, after: Estimate | None) -> Any:
-    """What a value would be if another one had been expected: what rounding has made of it stays.
-
-    ``before``: what was expected of it. A value of which there is no estimate, or none of its shape, stays as it is.
-    """
-    if before is None or after is None or not isinstance(value, (torch.Tensor, float)):
-        return value
-    if isinstance(value, float):
-        return value + float(finite_values(after.value) - finite_values(before.value))
-    moved, was, now = as_real(value.detach()), before.value, after.value
-    if not isinstance(was, torch.Tensor) or not isinstance(now, torch.Tensor):
-        return value
-    if not was.shape == now.shape == moved.shape:
-        return value
-    if not before.continuous:
-        return torch.where((was == now).to(moved.device), moved, now.to(moved))
-    way = finite_values(now.double()) - finite_values(was.double())
-    moved = (moved.double() + way.to(moved.device)).to(moved.dtype)
-    return torch.view_as_complex(moved) if value.is_complex() else moved
-
-
 def finite_values(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with zeros for NaN and infinities."""
     return tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

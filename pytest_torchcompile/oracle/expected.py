@@ -49,6 +49,29 @@ def kinds_to_try(unit: float) -> list[str]:
     return ["float64", "float32", "float64-inputs"]
 
 
+def _moved_as_expected(value: Any, before: Estimate | None, after: Estimate | None) -> Any:
+    """What a value would be if another one had been expected: what rounding has made of it stays.
+
+    ``before``: what was expected of it. A value without an estimate of its shape stays as it is.
+    """
+    if before is None or after is None or not isinstance(value, (torch.Tensor, float)):
+        return value
+    if isinstance(value, float):
+        return value + float(finite_values(after.value) - finite_values(before.value))
+    moved, was, now = as_real(value.detach()), before.value, after.value
+    if not isinstance(was, torch.Tensor) or not isinstance(now, torch.Tensor):
+        return value
+    if not was.shape == now.shape == moved.shape:
+        return value
+    if not before.continuous:
+        return torch.where((was == now).to(moved.device), moved, now.to(moved))
+    way = finite_values(now.double()) - finite_values(was.double())
+    # A mask may put an infinity there, or take one away.
+    is_masked = (was.isfinite() != now.isfinite()).to(moved.device)
+    moved = torch.where(is_masked, now.to(moved.device), moved.double() + way.to(moved.device)).to(moved.dtype)
+    return torch.view_as_complex(moved) if value.is_complex() else moved
+
+
 class Reference:
     """Expected values with their noise, by the names of a :class:`Recording`.
 
@@ -122,6 +145,10 @@ class Reference:
         this one. See :mod:`~pytest_torchcompile.oracle.own_decisions`.
         """
         return None
+
+    def moved(self, name: str, value: Any, before: Reference) -> Any:
+        """What a value of eager's would be, had it decided as this reference does, and not as ``before``."""
+        return _moved_as_expected(value, before.estimates.get(name), self.estimates.get(name))
 
     def held_tensors(self) -> list[torch.Tensor]:
         """What takes memory: the estimates. They do not grow with the number of draws."""

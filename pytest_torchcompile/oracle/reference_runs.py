@@ -13,7 +13,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.counted_decisions import CountedDecisions, DecisionReplay
 from pytest_torchcompile.oracle.dice import DRAWS, FEW, LAUNCHED, Dice, noise_of_draw
 from pytest_torchcompile.oracle.draw_rows import add_draw
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, moved_as_expected, small_ones_to_cpu, small_to_cpu
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.expected import BY_OPERATOR, RUNS, WIDE_DTYPES, WIDER, Reference, kinds_to_try
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.noise import Wide
@@ -234,7 +234,7 @@ class _Runs(Reference):
         for recording in self._orders:
             value = recording.values_by_name().get(name)
             if self._of_eager is not None:
-                value = moved_as_expected(value, self._of_eager.estimates.get(name), known)
+                value = self.moved(name, value, self._of_eager)
             if isinstance(value, torch.Tensor):
                 value = as_real(value.detach()).to(estimate.value.dtype)
             estimate.add(value)

@@ -160,6 +160,24 @@ def test_a_mask_beyond_the_range_of_the_dtype_tells_nothing():
     assert not any(map(problem, found))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decision_may_mask_with_infinity(dtype):
+    class Scores(Biased):
+        def forward(self, x):
+            found = buckets(self.edge)
+            return super().forward(x).sum(-1).masked_fill(found < 10, -math.inf)
+
+    torch.manual_seed(1)
+    model, x = Scores().to(dtype), rows().to(dtype)
+    eager, tape = recorded(model, x)
+    turned = copy.deepcopy(model)
+    turned.edge = -1e-6
+    compiled, _ = recorded(turned, x)
+    mine, theirs = (recording.outputs["output"].value for recording in (eager, compiled))
+    assert not torch.equal(mine.isinf(), theirs.isinf())
+    assert not any(map(problem, compare(eager, compiled, reference(model, Batch.of(x), tape=tape))))
+
+
 def test_a_number_of_python_tells_of_decisions():
     class Tells(Biased):
         def forward(self, x):

@@ -55,11 +55,10 @@ def compare(
     judge = LeafJudge(reference, limits, eager)
     pairs = [pair for pair in _pair_items(eager, compiled) if pair.name not in without]
     beside = found = _leaves_beside(judge, eager, compiled, pairs, judged or {})
-    values = compiled.values_by_name()
     # Code that decides otherwise than eager where only rounding decides is judged beside what it has decided.
     own = judge.reference
     while own is not None and _accused(judge, found, pairs):
-        other = own.deciding_as(values, _accused(judge, beside, pairs))
+        other = own.deciding_as(compiled.values_by_name(), _accused(judge, beside, pairs))
         if other is not None:
             pairs = [pair.moved(own, other) for pair in pairs]
             beside = _leaves_beside(LeafJudge(other, limits, eager), eager, compiled, pairs, {})

@@ -27,11 +27,11 @@ FAR: Final = 16.0
 LEAST: Final = 1 << 28
 """Bytes that :class:`References` keep at least."""
 _MOST: Final = 6 << 30
-# The dtype that a program runs in, by the kind of run.
 WIDE_DTYPES: Final = {"float64": torch.float64, "float32": torch.float32, "float64-inputs": torch.float64,
                       "same-precision": torch.float64}
-# The kinds of run in which operators get their noise one by one.
+"""The dtype that a program runs in, by the kind of run."""
 BY_OPERATOR: Final = ("float64", "float32", "same-precision")
+"""The kinds of run in which operators get their noise one by one."""
 # Of a device's memory. A trial makes its calls three times over: where the references of one pass do not fit, they are
 # made again in the third. A T5 of 46 million parameters takes 1.5 GB for each of its calls.
 _SHARE_OF_GPU: Final = 1 / 24
@@ -54,13 +54,16 @@ def _moved_as_expected(value: Any, before: Estimate | None, after: Estimate | No
 
     ``before``: what was expected of it. A value without an estimate of its shape stays as it is.
     """
-    if before is None or after is None or not isinstance(value, (torch.Tensor, float)):
+    if before is None or after is None:
         return value
-    if isinstance(value, float):
-        return value + float(finite_values(after.value) - finite_values(before.value))
-    moved, was, now = as_real(value.detach()), before.value, after.value
+    was, now = before.value, after.value
     if not isinstance(was, torch.Tensor) or not isinstance(now, torch.Tensor):
         return value
+    if isinstance(value, float):
+        return value + float(finite_values(now) - finite_values(was))
+    if not isinstance(value, torch.Tensor):
+        return value
+    moved = as_real(value.detach())
     if not was.shape == now.shape == moved.shape:
         return value
     if not before.continuous:

@@ -157,6 +157,7 @@ def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float, 
     Noise excuses it rightly where rounding decides about a jump, as of floor or of a comparison. Whoever reads 9 for 10
     has to be told so. ``eps`` is that of the narrowest dtype around: a loss in float32 of a half precision model is no
     more exact than the model. Values below the leaf's mean size count as that: near zero any relative error is large.
+    ``why``: the reason that is told.
     """
     e, c = as_real(eager.detach()), as_real(compiled.detach())
     share = eps**0.5

@@ -118,8 +118,8 @@ class OwnDecisions:
             together: The same edge in several layers is turned in all of them, if that is likely; else in each by
                 itself, as where a layer is not compiled.
         """
-        self._together = together
         self._taken, self._wide, self._run, self._expected = taken, wide, run, expected
+        self._together = together
         self._alike = _alike(taken)
 
     def taken_by(self, values: Mapping[str, Any], accused: Collection[str]) -> CountedDecisions | None:
@@ -131,14 +131,19 @@ class OwnDecisions:
         turned = None
         if self._together:
             turned = self._turned(self._edges, values, accused)
-        alone = [replace(edge, numbers=[number]) for edge in self._edges for number in edge.numbers]
-        if turned is None and (len(alone) > len(self._edges) or not self._together):
-            # In the order of the program, so that a group of them is of one layer.
-            alone.sort(key=lambda edge: edge.numbers[0])
-            turned = self._turned(alone, values, accused)
+        are_shared = any(len(edge.numbers) > 1 for edge in self._edges)
+        if not self._together or (turned is None and are_shared):
+            turned = self._turned(self._edges_by_layer(), values, accused)
         if turned is None:
             return None
         return self._with(turned) if turned else CountedDecisions()
+
+    def _edges_by_layer(self) -> list[_Edge]:
+        """Each edge of each decision by itself, in the order of the program: so a group of them is of one layer."""
+        alone = []
+        for edge in self._edges:
+            alone += [replace(edge, numbers=[number]) for number in edge.numbers]
+        return sorted(alone, key=lambda edge: edge.numbers[0])
 
     @cached_property
     def _edges(self) -> list[_Edge]:

@@ -33,8 +33,8 @@ __all__ = ["reference"]
 
 # How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
-# One more than how often decisions may be turned for one program.
-_TURNS = 4
+# How often decisions may be turned for one program.
+_TURNS = 3
 
 
 def reference(
@@ -82,19 +82,16 @@ def reference(
 class _Runs(Reference):
     """A reference made by running copies of a program: the first kind of run that works."""
 
-    def __init__(self, program: Program, unit: float | None, draw: bool, may_turn: int = _TURNS,
-                 of_eager: Reference | None = None) -> None:
-        """For :func:`reference`, or with other decisions than eager has taken.
+    def __init__(self, program: Program, unit: float | None, draw: bool, decides: bool = False,
+                 may_turn: int = _TURNS, of_eager: Reference | None = None) -> None:
+        """As for :func:`reference`, or with other decisions than eager has taken.
 
-        Args:
-            program: What is run.
-            unit: As for ``reference``.
-            draw: As for ``reference``.
-            may_turn: One more than how often decisions may still be turned; 0: any are taken.
-            of_eager: The reference with eager's decisions; None: this one.
+        ``decides``: it decides for itself. ``may_turn``: how often decisions may still be turned.
+        ``of_eager``: the reference with eager's decisions; None: this one.
         """
         self.program, self.unit = program, unit or program.unit
-        self._given_unit, self._may_turn, self._of_eager = unit, may_turn, of_eager
+        self._given_unit, self._decides = unit, decides
+        self._may_turn, self._of_eager = may_turn, of_eager
         self._replay: DecisionReplay | None = None
         self._own_decisions: OwnDecisions | None = None
         self._by_operator = unit is None and self.unit > unit_of(torch.float64)
@@ -120,7 +117,7 @@ class _Runs(Reference):
             exact = self._run_with(0.0)
             if self._replay is not None and (exact.error is not None or not self._replay.is_used_up):
                 # It runs otherwise than eager did: a function remembers what it computed then.
-                self._may_turn, self._replay = 0, None
+                self._decides, self._replay = True, None
                 exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
@@ -256,12 +253,13 @@ class _Runs(Reference):
         theirs = self._own_decisions.taken_by(values, accused)
         if theirs is None:
             return None
+        of_eager = self._of_eager or self
         if not theirs.taken:
-            return _Runs(self.program, self._given_unit, False, 0, self._of_eager or self)
-        if self._may_turn == 1:
+            return _Runs(self.program, self._given_unit, False, decides=True, of_eager=of_eager)
+        if not self._may_turn:
             return None
         deciding = replace(self.program, tape=tape.deciding(theirs))
-        return _Runs(deciding, self._given_unit, False, self._may_turn - 1, self._of_eager or self)
+        return _Runs(deciding, self._given_unit, False, may_turn=self._may_turn - 1, of_eager=of_eager)
 
     def _run_deciding(self, number: int, noise: float, decisions: DecisionReplay, rest: bool = True) -> Recording:
         self._dice.begin_sequence(number)
@@ -271,7 +269,7 @@ class _Runs(Reference):
     def _taken_decisions(self) -> CountedDecisions | None:
         """What was decided on counted numbers, if anything, and this run takes over."""
         tape = self.program.tape
-        if not self._may_turn or self.kind not in WIDER or tape is None or not tape.decisions.taken:
+        if self._decides or self.kind not in WIDER or tape is None or not tape.decisions.taken:
             return None
         return tape.decisions
 

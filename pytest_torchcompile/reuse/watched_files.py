@@ -149,7 +149,8 @@ def _take_open(subject: Any, flags: Any, answers: str, root: Path, imported: set
         return
     # O_ACCMODE, which Windows has not.
     accesses = flags & (os.O_WRONLY | os.O_RDWR) if isinstance(flags, int) else os.O_RDONLY
-    # Nobody can write to a folder: `tempfile` names that of the new file which it makes, also of one to be read.
+    # Nobody can write to a folder: `tempfile` names that of the new file which it makes. So it does where the file is
+    # to be read, as Triton's are. Anybody else may look for files in a folder that was opened.
     if (accesses != os.O_RDONLY or _is_compilers(answers)) and os.path.isdir(path):
         return
     if accesses != os.O_RDONLY:

@@ -27,6 +27,14 @@ def recorded(model, *inputs):
     return record(model, module, Batch.of(*inputs), mode=tape), tape
 
 
+def recorded_with(model, x, **attributes):
+    """A copy of a model with other attributes."""
+    other = copy.deepcopy(model)
+    for name, value in attributes.items():
+        setattr(other, name, value)
+    return recorded(other, x)[0]
+
+
 def biased(edge=0.0):
     torch.manual_seed(1)
     model = Biased()
@@ -93,9 +101,7 @@ def test_one_element_of_many_that_is_decided_otherwise_is_right(exponent):
     torch.manual_seed(1)
     model, x = Long(), torch.randn(20000)
     eager, tape = recorded(model, x)
-    turned = copy.deepcopy(model)
-    turned.turned = (2**exponent - 1,)
-    compiled, _ = recorded(turned, x)
+    compiled = recorded_with(model, x, turned=(2**exponent - 1,))
     assert int((compiled.outputs["output"].value != eager.outputs["output"].value).sum()) == 1
     found = compare(eager, compiled, reference(model, Batch.of(x), tape=tape))
     assert not any(map(problem, found))
@@ -152,9 +158,7 @@ def test_a_mask_beyond_the_range_of_the_dtype_tells_nothing():
     torch.manual_seed(1)
     model, x = Masked().half(), rows().half()
     eager, tape = recorded(model, x)
-    turned = copy.deepcopy(model)
-    turned.edge = -1e-6
-    compiled, _ = recorded(turned, x)
+    compiled = recorded_with(model, x, edge=-1e-6)
     assert not torch.equal(compiled.outputs["output[1]"].value, eager.outputs["output[1]"].value)
     found = compare(eager, compiled, reference(model, Batch.of(x), tape=tape))
     assert not any(map(problem, found))
@@ -170,9 +174,7 @@ def test_a_decision_may_mask_with_infinity(dtype):
     torch.manual_seed(1)
     model, x = Scores().to(dtype), rows().to(dtype)
     eager, tape = recorded(model, x)
-    turned = copy.deepcopy(model)
-    turned.edge = -1e-6
-    compiled, _ = recorded(turned, x)
+    compiled = recorded_with(model, x, edge=-1e-6)
     mine, theirs = (recording.outputs["output"].value for recording in (eager, compiled))
     assert not torch.equal(mine.isinf(), theirs.isinf())
     assert not any(map(problem, compare(eager, compiled, reference(model, Batch.of(x), tape=tape))))
@@ -189,9 +191,7 @@ def test_a_number_of_python_tells_of_decisions():
     eager, tape = recorded(model, rows())
     made = reference(model, Batch.of(rows()), tape=tape)
     for edge, factor in ((0.0, 1.001), (-1e-6, 1.0)):
-        other = copy.deepcopy(model)
-        other.edge = edge
-        compiled, _ = recorded(other, rows())
+        compiled = recorded_with(model, rows(), edge=edge)
         item = compiled.outputs["output[1]"]
         compiled.outputs["output[1]"] = replace(item, value=item.value * factor)
         found = [leaf.name for leaf in compare(eager, compiled, made) if problem(leaf)]
@@ -220,9 +220,7 @@ def test_the_ends_of_rows_may_be_decided_otherwise(dtype, sign):
     torch.manual_seed(1)
     model, x = Square().to(dtype), torch.randn(60, 60, dtype=dtype)
     eager, tape = recorded(model, x)
-    turned = copy.deepcopy(model)
-    turned.edge = sign * 64 * torch.finfo(dtype).eps
-    compiled, _ = recorded(turned, x)
+    compiled = recorded_with(model, x, edge=sign * 64 * torch.finfo(dtype).eps)
     found = compare(eager, compiled, reference(model, Batch.of(x), tape=tape))
     assert not any(map(problem, found))
 
@@ -299,9 +297,7 @@ def test_of_many_edges_groups_are_turned(edge, name):
     torch.manual_seed(1)
     model = Resized()
     eager, tape = recorded(model, rows())
-    turned = copy.deepcopy(model)
-    turned.edge = edge
-    compiled, _ = recorded(turned, rows())
+    compiled = recorded_with(model, rows(), edge=edge)
     made = reference(model, Batch.of(rows()), tape=tape)
     expected = []
     if name:
@@ -372,9 +368,7 @@ def test_an_error_like_another_decision_is_found(edge, distance):
     torch.manual_seed(1)
     model = Near()
     eager, tape = recorded(model, rows())
-    wrong = copy.deepcopy(model)
-    wrong.edge, wrong.distance = edge, distance
-    compiled, _ = recorded(wrong, rows())
+    compiled = recorded_with(model, rows(), edge=edge, distance=distance)
     found = compare(eager, compiled, reference(model, Batch.of(rows()), tape=tape))
     names = [leaf.name for leaf in found if problem(leaf)]
     assert names[0] == "output"

@@ -6,6 +6,7 @@ import os
 import signal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
@@ -95,3 +96,28 @@ def widening():
 def wrong_widening(data):
     """The same with a wrong backend."""
     return Program(widening, {"backend": wrong_where_transposed}, seeded_images)
+
+
+class Shrunk(nn.Module):
+    """Softshrink, which Inductor gives 0 for NaN, among operators that are right. (B, 4) -> the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        """Three operators."""
+        return F.softshrink(torch.tanh(x) + self.linear(x.nan_to_num()), 0.1)
+
+
+def shrunk(data):
+    """The program of one of them, with the backend that the data name."""
+    def make_model():
+        torch.manual_seed(0)
+        return Shrunk()
+
+    def batch(sizes, seed):
+        torch.manual_seed(seed)
+        return Batch.of((torch.randn(sizes["B"], 4),))
+
+    return Program(make_model, {"backend": data["backend"]}, batch)

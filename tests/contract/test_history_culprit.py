@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
+from contract_programs import shrunk
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.contract.contract_search import ContractFinding
@@ -30,31 +28,6 @@ SECONDS = 3000.0
 def _isolated():
     with isolated([]), same_random_draws():
         yield
-
-
-class Shrunk(nn.Module):
-    """Softshrink, which Inductor gives 0 for NaN, among operators that are right. (B, 4) -> the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        """Three operators."""
-        return F.softshrink(torch.tanh(x) + self.linear(x.nan_to_num()), 0.1)
-
-
-def program_of(data):
-    """In a worker, or here."""
-    def make_model():
-        torch.manual_seed(0)
-        return Shrunk()
-
-    def batch(sizes, seed):
-        torch.manual_seed(seed)
-        return Batch.of((torch.randn(sizes["B"], 4),))
-
-    return Program(make_model, {"backend": data["backend"]}, batch)
 
 
 def told_of(program, history):
@@ -99,7 +72,7 @@ def test_torchs_own_group_norm_is_named():
 @pytest.mark.parametrize("surrounded", [False, True])
 def test_a_right_compiler_is_accused_of_nothing(surrounded):
     """The twin; with an autocast around it too, which is no part of a graph."""
-    program = program_of({"backend": "aot_eager"})
+    program = shrunk({"backend": "aot_eager"})
     mutations = {"autocast": "bfloat16"} if surrounded else {}
     told = {"kind": "value", "message": "output: wrong"}
     found = Culprit.from_dict(history_culprit(program, (call(B=2, **mutations),), (), "aot_eager", told, 100))
@@ -111,7 +84,7 @@ def test_a_right_compiler_is_accused_of_nothing(surrounded):
 @needs_cxx
 def test_a_worker_tells_torchs_own_softshrink_with_the_inputs_of_the_last_call():
     """The whole way of a search, after its history is small: of two calls only the second one's input has a NaN."""
-    source = ProgramSource(f"{__name__}:program_of", {"backend": "inductor"}, ("special_values",), {"B": 2})
+    source = ProgramSource("contract_programs:shrunk", {"backend": "inductor"}, ("special_values",), {"B": 2})
     history = (call(B=2), call(B=2, special_values="nan 0"))
     with Worker(source) as worker:
         told = worker.run(history)
@@ -122,11 +95,11 @@ def test_a_worker_tells_torchs_own_softshrink_with_the_inputs_of_the_last_call()
     assert again == Told(told.kind, told.where, told.message, told.at, told.moved, again.counts)
     found = Culprit.from_dict(culprit)
     assert "softshrink" in found.operator + " ".join(found.left), found
-    assert "test_history_culprit.py:" in (found.place or found.places[0])
+    assert "contract_programs.py:" in (found.place or found.places[0])
     assert "nan" in found.script
     failing = FailingSequence(SequenceProblem(told.kind, told.message, told.at), history, history)
     record = finding_record(ContractFinding(told, failing, (), "inductor", culprit), (), "import torch\n")
     text = finding_text(record).evidence
     assert "softshrink" in text
-    assert "test_history_culprit.py:" in text
+    assert "contract_programs.py:" in text
     assert "# What is left of it, by itself:" in text

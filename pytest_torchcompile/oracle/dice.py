@@ -9,6 +9,8 @@ from typing import Final
 
 import torch
 
+from pytest_torchcompile.state.value_leaves import stored_numbers
+
 __all__ = ["DRAWS", "FEW", "LAUNCHED", "Dice", "FixedDice", "noise_of_draw"]
 
 DRAWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
@@ -91,7 +93,11 @@ class Dice:
             part.mul_(self._next_factors(part, unit))
 
     def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
-        """A disturbed copy, of the same strides where the tensor fills its memory."""
+        """A disturbed copy, of the same strides where the tensor fills its memory; of a sparse one what it holds."""
+        if tensor.layout is not torch.strided:
+            copy = tensor.clone()
+            self.disturb(stored_numbers(copy), unit)
+            return copy
         flat = _flat_memory(tensor)
         if flat is None:
             copy = tensor.clone()

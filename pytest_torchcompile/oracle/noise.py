@@ -27,6 +27,7 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_version,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, as_sequence, key_of, written_tensors
+from pytest_torchcompile.state.value_leaves import stored_numbers
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph
@@ -324,6 +325,10 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _round_tensor(self, tensor: torch.Tensor, unit: float) -> None:
         if not unit:
+            return
+        tensor = stored_numbers(tensor)
+        # A sparse one may hold none.
+        if not tensor.numel():
             return
         if tensor.numel() > 1 or tensor.is_complex():
             self._disturb(tensor, unit)

@@ -163,8 +163,10 @@ Not expm1 and log1p, which are there to be right near zero."""
 # Operators that only move, choose or count values: what they return is one of their inputs, or a whole number. Of a
 # mixture of experts ``histc`` counts the tokens: with noise a token went to another expert.
 _EXACT = frozenset({
-    "_efficientzerotensor", "_local_scalar_dense", "_to_copy", "_unique", "_unique2", "_unsafe_index",
-    "_unsafe_view", "abs",
+    "_efficientzerotensor", "_local_scalar_dense", "_sparse_compressed_tensor_unsafe",
+    "_sparse_compressed_tensor_with_dims", "_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors",
+    "_to_copy", "_to_sparse", "_to_sparse_bsc", "_to_sparse_bsr", "_to_sparse_csc", "_to_sparse_csr",
+    "_unique", "_unique2", "_unsafe_index", "_unsafe_view", "abs",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "alias", "amax", "amin", "aminmax", "arange",
     "argmax", "argmin", "bernoulli", "bucketize", "cat", "ceil", "clamp", "clamp_max", "clamp_min",
     "clone", "complex", "constant_pad_nd", "copy", "copysign", "count_nonzero", "cummax", "cummin",

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "STANDARD_PACKAGES", "attribute_tensors", "computable", "containers_in", "dense_form", "fingerprint",
     "holds_tensors", "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes",
-    "own_part", "same_bits", "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides", "whole_value",
-    "write_whole",
+    "own_part", "same_bits", "stored_numbers", "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides",
+    "whole_value", "write_whole",
 ]
 
 
@@ -47,6 +47,22 @@ def dense_form(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is torch.strided:
         return tensor
     return tensor.to_dense()
+
+
+def stored_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers that a tensor keeps in memory: the tensor itself, or what a sparse one has beside its indices.
+
+    It shares the tensor's memory. Of a sparse tensor only (nnz, *dense sizes), or blocks of these.
+    """
+    if tensor.layout is torch.sparse_coo:
+        # Private, torch 2.8 to 2.15: `values` raises for what is not coalesced.
+        return tensor._values()
+    if tensor.layout in _COMPRESSED:
+        return tensor.values()
+    return tensor
+
+
+_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
 def layout_of(tensor: torch.Tensor) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_torchcompile.state.value_leaves import COMPRESSED
+
 __all__ = ["Closure", "copy_model"]
 
 _WITHOUT_FUNCTIONS = (bool, int, float, str, bytes, type(None), torch.Tensor)
@@ -56,6 +58,7 @@ def copy_model(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modu
         memo = {}
     copies = _Copies(memo)
     _renew_empty_registries(module, memo)
+    _copy_compressed_buffers(module, memo)
     copied: nn.Module = copies.copy(module)
     _carry_hooks(module, copied, copies)
     return copied
@@ -70,6 +73,16 @@ def _renew_empty_registries(module: nn.Module, memo: dict[int, Any]) -> None:
         for value in vars(part).values():
             if type(value) in (dict, OrderedDict) and not value:
                 memo.setdefault(id(value), type(value)())
+
+
+def _copy_compressed_buffers(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Put into ``memo`` a copy of every buffer that is sparse by rows or columns.
+
+    ``copy.deepcopy`` raises for these layouts (torch 2.8 to 2.15): it asks for the tensor's storage, and they have none.
+    """
+    for buffer in module.buffers():
+        if buffer.layout in COMPRESSED:
+            memo.setdefault(id(buffer), buffer.detach().clone())
 
 
 def _carry_hooks(module: nn.Module, copied: nn.Module, copies: _Copies) -> None:

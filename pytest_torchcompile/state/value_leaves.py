@@ -20,11 +20,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "STANDARD_PACKAGES", "attribute_tensors", "computable", "containers_in", "dense_form", "fingerprint",
+    "COMPRESSED", "STANDARD_PACKAGES", "attribute_tensors", "computable", "containers_in", "dense_form", "fingerprint",
     "holds_tensors", "inner_attributes", "is_plain", "is_spread", "layout_of", "leaves_of", "own_attributes",
     "own_part", "same_bits", "stored_numbers", "subclass_of", "tensors_of", "true_on_any_rank", "visible_strides",
     "whole_value", "write_whole",
 ]
+
+COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+"""Layouts of tensors that are sparse by rows or by columns."""
 
 
 def computable(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,12 +60,9 @@ def stored_numbers(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is torch.sparse_coo:
         # Private, torch 2.8 to 2.15: `values` raises for what is not coalesced.
         return tensor._values()
-    if tensor.layout in _COMPRESSED:
+    if tensor.layout in COMPRESSED:
         return tensor.values()
     return tensor
-
-
-_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
 def layout_of(tensor: torch.Tensor) -> str:

@@ -230,3 +230,17 @@ def test_a_module_that_would_be_shared():
 
     with pytest.raises(TypeError, match=r"forward.* reaches a module that can't be copied"):
         copy_model(Closure(forward))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.filterwarnings("ignore:Sparse [A-Z]{3} tensor support is in beta state:UserWarning")
+def test_buffers_that_are_sparse_by_rows_or_columns_are_copied(layout):
+    """``copy.deepcopy`` raises for them. One that has two names is one tensor in the copy, too."""
+    model = nn.Linear(3, 3)
+    model.register_buffer("graph", torch.eye(3).to_sparse(layout=layout))
+    model.register_buffer("same", model.graph)
+    copied = copy_model(model)
+    assert copied.graph is copied.same
+    assert copied.graph.layout is layout
+    copied.graph.values().fill_(7)
+    assert torch.equal(model.graph.to_dense(), torch.eye(3))

@@ -78,7 +78,7 @@ def _renew_empty_registries(module: nn.Module, memo: dict[int, Any]) -> None:
 def _copy_compressed_buffers(module: nn.Module, memo: dict[int, Any]) -> None:
     """Put into ``memo`` a copy of every buffer that is sparse by rows or columns.
 
-    ``copy.deepcopy`` raises for these layouts (torch 2.8 to 2.15): it asks for the tensor's storage, and they have none.
+    ``copy.deepcopy`` raises for these layouts (torch 2.8 to 2.15): it asks for the tensor's storage; they have none.
     """
     for buffer in module.buffers():
         if buffer.layout in COMPRESSED:

@@ -85,8 +85,9 @@ def blamed_backend(located: Mapping[str, Any]) -> str:
 
 def _first_that_differs(backend: str, tried: Sequence[tuple[str, str]], adds: Mapping[str, str]) -> str:
     if not tried:
-        return f"stages: {backend} does nothing but run {adds[backend]}: look there"
-    words = ", ".join(f"{name} {did}" for name, did in tried)
+        return f"stages: backend {backend} does nothing but run {adds[backend]}: look there"
+    # The first of them is called eager, as is the model that is not compiled.
+    words = "backend " + ", ".join(f"{name} {did}" for name, did in tried)
     last, did = tried[-1]
     if did != _AGREES:
         return f"stages: {words}: look at {adds[last]}"

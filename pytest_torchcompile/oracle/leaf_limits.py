@@ -290,6 +290,18 @@ def note(leaf: Leaf) -> str | None:
     return None
 
 
+_SOURCES: Final = {
+    "float64": "a float64 run",
+    "same-precision": "another run in float64",
+    "float32": "a float32 run",
+    "float64-inputs": "a float64 run",
+    "eager-draws": "eager itself",
+    "eager-only": "eager itself",
+    "eager": "eager itself",
+}
+"""``Leaf.against``, in words."""
+
+
 def _values_text(leaf: Leaf) -> str:
     if leaf.index is None:
         return ""
@@ -301,7 +313,9 @@ def _values_text(leaf: Leaf) -> str:
     one, other = ("one process", "ranks") if leaf.ranks else ("eager", "compiled")
     values = (f"{one} {_number_text(leaf.eager)}, {other} {_number_text(leaf.compiled)}, "
               f"expected {_number_text(leaf.expected)}")
-    return f"{where}: {values}{share} (measured from {leaf.against}, {leaf.dtype or 'no dtype'})"
+    # A kind of a newer version is told as it is.
+    source = _SOURCES.get(leaf.against, leaf.against)
+    return f"{where}: {values}{share} ({leaf.dtype or 'no dtype'}; expected comes from {source})"
 
 
 def _number_text(value: Scalar) -> str:

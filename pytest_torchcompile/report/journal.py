@@ -288,10 +288,10 @@ class Journal:
         """Sources that were edited while the run went on; known when it has ended."""
         return self._current().sources_edited
 
-    def count_compiled(self) -> int:
-        """How many cells executed compiled code."""
-        observations = self._current().observations.values()
-        return sum(compiled_code_ran(observation["sections"]) for observation in observations)
+    def compiled_cells(self) -> set[str]:
+        """The cells that executed compiled code, here or in the run that their result is of."""
+        observations = self._current().observations
+        return {cell for cell, observation in observations.items() if compiled_code_ran(observation["sections"])}
 
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""

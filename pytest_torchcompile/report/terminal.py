@@ -268,7 +268,9 @@ def _table_lines(by_place: _ByPlace) -> Iterator[str]:
 
 def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Counter[str],
                  any_bad: bool) -> Iterator[_Line]:
-    compiled = journal.count_compiled()
+    compiled = journal.compiled_cells()
+    earlier = len(compiled & journal.reused().keys())
+    of_earlier = f" ({earlier} of them in an earlier run)" if earlier else ""
     fake = sum(lane_of(p.cell.wrapper) == "fake" for p in selected)
     lane = f"; {fake} in the fake lane, where no number is judged" if fake else ""
     colour = "red" if any_bad else "green"
@@ -276,7 +278,8 @@ def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Count
     if not selected:
         yield "no cell was selected, so nothing was judged here", {"yellow": True}
         return
-    yield f"{count(len(selected), 'cell')}: {counts}; {compiled} ran compiled code{lane}", {colour: True}
+    ran = f"{len(compiled)} ran compiled code{of_earlier}{lane}"
+    yield f"{count(len(selected), 'cell')}: {counts}; {ran}", {colour: True}
     if not compiled:
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
 

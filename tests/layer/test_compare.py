@@ -87,7 +87,7 @@ def test_a_problem_in_words():
     assert "compiled " in text
     assert "in call 1, and in 5 more call(s)" in text
     assert "gradient: gradient of up.weight: " in text
-    assert "stages: eager agrees, aot_eager agrees; scaled is the first that does not" in text
+    assert "stages: backend eager agrees, aot_eager agrees; scaled is the first that does not" in text
 
 
 def kept_by_shape(graph, inputs):

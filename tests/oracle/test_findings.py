@@ -51,15 +51,15 @@ def test_the_stages_before_a_backend(backend, before):
 
 @pytest.mark.parametrize(("backend", "stages", "text"), [
     ("inductor", [("eager", "agrees"), ("aot_eager", "agrees"), ("aot_eager_decomp_partition", "agrees")],
-     "stages: eager agrees, aot_eager agrees, aot_eager_decomp_partition agrees; inductor is the first that does not: "
-     "look at Inductor's lowering, fusion or generated code"),
+     "stages: backend eager agrees, aot_eager agrees, aot_eager_decomp_partition agrees; inductor is the first "
+     "that does not: look at Inductor's lowering, fusion or generated code"),
     ("inductor", [("eager", "agrees"), ("aot_eager", "differs")],
-     "stages: eager agrees, aot_eager differs: look at AOTAutograd's graphs of forward and backward"),
+     "stages: backend eager agrees, aot_eager differs: look at AOTAutograd's graphs of forward and backward"),
     ("inductor", [("eager", "raises KeyError")],
-     "stages: eager raises KeyError: look at Dynamo's capture of the program"),
-    ("eager", [], "stages: eager does nothing but run Dynamo's capture of the program: look there"),
+     "stages: backend eager raises KeyError: look at Dynamo's capture of the program"),
+    ("eager", [], "stages: backend eager does nothing but run Dynamo's capture of the program: look there"),
     ("mine", [("eager", "agrees"), ("aot_eager", "agrees")],
-     "stages: eager agrees, aot_eager agrees; mine is the first that does not: look at the backend itself"),
+     "stages: backend eager agrees, aot_eager agrees; mine is the first that does not: look at the backend itself"),
 ])  # fmt: skip
 def test_the_first_stage_that_differs(backend, stages, text):
     """One line: what was tried, and where to look."""
@@ -78,7 +78,7 @@ def test_a_check_lists_the_first_problems():
     problems = list(load("training_steps").judge(section(*names, "a after 3 steps", located=located), {}))
     assert [p.message.partition(": error")[0] for p in problems] == [
         "step 1: output", "step 1: loss", "step 1: gradient of a", "step 2: output", "step 2: loss"]
-    assert problems[0].evidence == "in call 1\nstages: eager differs: look at Dynamo's capture of the program"
+    assert problems[0].evidence == "in call 1\nstages: backend eager differs: look at Dynamo's capture of the program"
     assert problems[-1].evidence == "in call 1\n2 more differ: step 2: gradient of a, a after 3 steps"
 
 
@@ -101,6 +101,6 @@ def test_an_error_has_its_headline():
     located = {"backend": "aot_eager", "stages": [("eager", "agrees")]}
     (problem,) = load("compiles").judge({"error": error, "located": located}, {})
     assert problem.message == "the compiled run raised KeyError in forward; eager did not: 'k'"
-    assert problem.evidence.endswith("stages: eager agrees; aot_eager is the first that does not: "
+    assert problem.evidence.endswith("stages: backend eager agrees; aot_eager is the first that does not: "
                                      "look at AOTAutograd's graphs of forward and backward")
     assert not problem.hint

@@ -53,7 +53,7 @@ def test_ranks_beside_one_process_are_called_so():
     """Both sides ran eagerly, so neither is called compiled."""
     far = replace(NEAR, rms=9.0, index=(1,), eager=1.0, compiled=2.0, expected=1.5, ranks=True)
     assert problem(far) == ("output: error is 9 times the rounding noise (limit 5.5) at [1]: one process 1, ranks 2, "
-                            "expected 1.5 (measured from float64, no dtype)")
+                            "expected 1.5 (no dtype; expected comes from a float64 run)")
     assert "eager 1, compiled 2, expected 1.5" in problem(replace(far, ranks=False))
     assert problem(replace(WRONG, ranks=True)).endswith(
         "b compiled (uncompiled on both sides: what is called eager is one process, and compiled the ranks)")

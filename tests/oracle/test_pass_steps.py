@@ -353,5 +353,5 @@ def test_the_stages_of_a_toolkit(monkeypatch, settings, ends, blamed):
         trial.run()
         located = locate_stage(trial)
     assert stage_summary(located).endswith(ends)
-    assert stage_summary(located).startswith("stages: eager agrees, aot_eager agrees, toolkit agrees")
+    assert stage_summary(located).startswith("stages: backend eager agrees, aot_eager agrees, toolkit agrees")
     assert blamed_backend(located) == blamed

@@ -57,7 +57,8 @@ def test_a_file_that_fails_for_the_same_reason(repo):
     files = [f"test_blocks_models_scaled_default_auto_{wrapper}.py" for wrapper in wrappers]
     result = repo.run()
     result.stdout.fnmatch_lines([f"  alone  pytest .compile-matrix/repro/{files[0]}"])
-    stages = "stages: eager agrees, aot_eager agrees; scaled is the first that does not: look at the backend itself"
+    stages = ("stages: backend eager agrees, aot_eager agrees; scaled is the first that does not: "
+              "look at the backend itself")
     for wrapper in wrappers:
         (problem, *_) = repo.problems(f"blocks-models_scaled-default-auto-{wrapper}", "equivalence")
         assert problem["message"].startswith("output: error is ")

@@ -103,7 +103,8 @@ def test_what_is_unchanged_is_not_run(reuse):
     result.assert_outcomes(passed=4)
     assert reused.keys() == {NET, OTHER}
     assert {origin["run"] for origin in reused.values()} == {first["run"]["started"]}
-    result.stdout.fnmatch_lines(["2 of 2 cells reused; the oldest result is * old"])
+    result.stdout.fnmatch_lines(["2 cells: 2 pass; 2 ran compiled code (2 of them in an earlier run)",
+                                 "2 of 2 cells reused; the oldest result is * old"])
     block = reuse.block()
     jsonschema.validate({"compile_matrix": block}, report_schema())
     for before, after in zip(first["cells"], block["cells"], strict=True):

@@ -23,7 +23,7 @@ from pytest_torchcompile.loading import resolve
 from pytest_torchcompile.oracle import Tape, noisy_runs, record, reference
 from pytest_torchcompile.oracle.transcript import Transcript
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.value_leaves import same_bits
+from pytest_torchcompile.state.tensor_forms import same_bits
 
 _PAIRS = 5
 

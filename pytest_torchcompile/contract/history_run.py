@@ -38,8 +38,9 @@ from pytest_torchcompile.oracle.recording import Recording, has_signal
 from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.state.snapshot import StateSnapshot, write_value
+from pytest_torchcompile.state.tensor_forms import is_plain, same_bits
 from pytest_torchcompile.state.torch_state import SettingsSnapshot, forget_compiled
-from pytest_torchcompile.state.value_leaves import attribute_tensors, is_plain, same_bits
+from pytest_torchcompile.state.value_leaves import attribute_tensors
 
 __all__ = ["HistoryOutcome", "Program", "moved_side", "offered_choices", "run_history"]
 

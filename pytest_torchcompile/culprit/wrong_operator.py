@@ -16,8 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.culprit.operator_notes import NotingBackend, OperatorNote, OperatorTrace
+from pytest_torchcompile.state.tensor_forms import computable
 from pytest_torchcompile.state.torch_state import forget_compiled
-from pytest_torchcompile.state.value_leaves import computable
 
 __all__ = ["FAR", "WrongOperator", "apart_from_eager", "find_wrong_operator", "operator_noise"]
 

@@ -35,8 +35,8 @@ from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
 from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.tensor_forms import same_bits
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
-from pytest_torchcompile.state.value_leaves import same_bits
 
 __all__ = ["GOOD", "Checked", "JudgedCase", "Presence", "ReportedProblem", "run_case"]
 

@@ -32,7 +32,7 @@ from pytest_torchcompile.oracle import (
     program_unit,
     reference,
 )
-from pytest_torchcompile.state.value_leaves import same_bits
+from pytest_torchcompile.state.tensor_forms import same_bits
 
 __all__ = ["StepComparison"]
 

@@ -18,7 +18,7 @@ from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, default_loss
 from pytest_torchcompile.quantity import numbered
-from pytest_torchcompile.state.value_leaves import computable
+from pytest_torchcompile.state.tensor_forms import computable
 
 __all__ = [
     "Descent",

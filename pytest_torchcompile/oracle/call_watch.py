@@ -10,16 +10,15 @@ from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.oracle.recording import Item
 from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.training import Training
-from pytest_torchcompile.state.value_leaves import (
-    attribute_tensors,
+from pytest_torchcompile.state.tensor_forms import (
     fingerprint,
     is_spread,
     own_part,
     same_bits,
-    tensors_of,
     true_on_any_rank,
     visible_strides,
 )
+from pytest_torchcompile.state.value_leaves import attribute_tensors, tensors_of
 
 __all__ = ["Watch"]
 

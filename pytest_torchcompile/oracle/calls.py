@@ -29,7 +29,7 @@ from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.quantity import named_sizes
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.value_leaves import whole_value, write_whole
+from pytest_torchcompile.state.tensor_forms import whole_value, write_whole
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons

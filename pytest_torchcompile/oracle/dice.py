@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchcompile.state.value_leaves import stored_numbers
+from pytest_torchcompile.state.tensor_forms import stored_numbers
 
 __all__ = ["DRAWS", "FEW", "LAUNCHED", "Dice", "FixedDice", "noise_of_draw"]
 

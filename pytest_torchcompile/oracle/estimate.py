@@ -10,7 +10,7 @@ import torch
 
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.noise_levels import SAMPLE, Levels, Noise, Projections, levels_of, sample_elements
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = [
     "CANCELLED",

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.oracle.operator_rounding import PRODUCTS, Operator, count_terms, unit_of
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = ["adds_whole_numbers", "has_fractions", "picks_one"]
 

@@ -13,7 +13,7 @@ import torch
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values, small_ones_to_cpu, small_to_cpu
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, unit_of
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.state.value_leaves import computable
+from pytest_torchcompile.state.tensor_forms import computable
 
 __all__ = ["BY_OPERATOR", "FAR", "LEAST", "RUNS", "WIDER", "WIDE_DTYPES", "Reference", "References", "Repeated",
            "distance_from_runs", "eager_is_near", "kinds_to_try", "room_beside"]

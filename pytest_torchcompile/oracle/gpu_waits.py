@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = ["asks_for_numbers", "is_recordable", "tensors_in"]
 

@@ -16,7 +16,8 @@ import torch
 from pytest_torchcompile.oracle.leaf_limits import Leaf, problem
 from pytest_torchcompile.oracle.properties import alias_pairs
 from pytest_torchcompile.oracle.recording import Recording, run_theirs
-from pytest_torchcompile.state.value_leaves import leaves_of, same_bits
+from pytest_torchcompile.state.tensor_forms import same_bits
+from pytest_torchcompile.state.value_leaves import leaves_of
 
 __all__ = ["Held", "HeldName", "held_leaves", "overwritten_outputs"]
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.gauges.random_seeds import LEAST_SEED, MOST_SEED
 from pytest_torchcompile.state.random_operators import call_draws
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = ["KNOWN", "WAYS", "GivenNumbers", "SeedGroup", "Way", "given_numbers", "philox", "uniform_numbers"]
 

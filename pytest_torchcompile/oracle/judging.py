@@ -17,7 +17,7 @@ from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.measurement import Measurement, read_numbers
 from pytest_torchcompile.oracle.noise_levels import Projections
 from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager
-from pytest_torchcompile.state.value_leaves import computable
+from pytest_torchcompile.state.tensor_forms import computable
 
 __all__ = ["ASIDE", "BIAS_FLOOR", "OTHER_DECISIONS", "ROUNDING_MOVES", "excused_difference", "grain_of", "index_of",
            "judge_beside_orders", "judge_numbers", "judge_values", "limits_without_draws", "new_leaf", "with_values"]

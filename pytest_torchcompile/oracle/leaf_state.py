@@ -10,7 +10,7 @@ import torch
 from pytest_torchcompile.oracle.judging import new_leaf
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.properties import equal_objects, plain_value
-from pytest_torchcompile.state.value_leaves import same_bits
+from pytest_torchcompile.state.tensor_forms import same_bits
 
 __all__ = ["LeafState", "LeafValues", "leaf_without_reference"]
 

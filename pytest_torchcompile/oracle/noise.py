@@ -27,7 +27,7 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_version,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, as_sequence, key_of, written_tensors
-from pytest_torchcompile.state.value_leaves import stored_numbers
+from pytest_torchcompile.state.tensor_forms import stored_numbers
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.draw_graph import DrawGraph

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator
 import torch
 
 from pytest_torchcompile.oracle.calls import REFUSED, shrink_values
-from pytest_torchcompile.state.value_leaves import attribute_tensors, is_plain, same_bits
+from pytest_torchcompile.state.tensor_forms import is_plain, same_bits
+from pytest_torchcompile.state.value_leaves import attribute_tensors
 
 __all__ = ["movable_tensors", "move_tensors"]
 

@@ -19,7 +19,7 @@ from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.other_state import movable_tensors, move_tensors
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
-from pytest_torchcompile.state.value_leaves import computable, is_plain, same_bits
+from pytest_torchcompile.state.tensor_forms import computable, is_plain, same_bits
 
 __all__ = ["PassCalls", "choose_calls"]
 

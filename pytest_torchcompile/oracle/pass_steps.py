@@ -31,8 +31,8 @@ from pytest_torchcompile.oracle.pass_calls import PassCalls, choose_calls
 from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
+from pytest_torchcompile.state.tensor_forms import same_bits
 from pytest_torchcompile.state.torch_state import forget_compiled
-from pytest_torchcompile.state.value_leaves import same_bits
 
 __all__ = ["JudgedSteps", "judge_steps"]
 

@@ -13,7 +13,7 @@ import torch
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Scalar
 from pytest_torchcompile.oracle.python_state import compare_python
 from pytest_torchcompile.oracle.recording import Item, Recording
-from pytest_torchcompile.state.value_leaves import computable
+from pytest_torchcompile.state.tensor_forms import computable
 
 __all__ = [
     "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",

@@ -19,15 +19,15 @@ import torch
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.python_state import PythonState
 from pytest_torchcompile.oracle.step_outputs import NamedLeaf, Step, StepOutput, TrainingOutput, parameter_moved_by
-from pytest_torchcompile.state.value_leaves import (
+from pytest_torchcompile.state.tensor_forms import (
     computable,
     dense_form,
     layout_of,
-    leaves_of,
     subclass_of,
     visible_strides,
     whole_value,
 )
+from pytest_torchcompile.state.value_leaves import leaves_of
 
 __all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "StepOutput", "TrainingOutput", "detached_copy",
            "has_signal", "named_leaves", "parameter_moved_by", "raised_by_us", "run_theirs", "says_fork"]
@@ -370,7 +370,7 @@ def _holds_whole_numbers(tensor: torch.Tensor) -> bool:
 def detached_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy with the same strides where they can be kept; a distributed tensor is gathered whole.
 
-    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.value_leaves.dense_form`).
+    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.tensor_forms.dense_form`).
 
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """

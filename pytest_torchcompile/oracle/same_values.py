@@ -11,7 +11,7 @@ from pytest_torchcompile.oracle.estimate import as_real
 from pytest_torchcompile.oracle.measurement import read_numbers
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.scale import EAGER_ONLY_UNITS
-from pytest_torchcompile.state.value_leaves import is_plain, same_bits
+from pytest_torchcompile.state.tensor_forms import is_plain, same_bits
 
 __all__ = ["names_of_differing", "same_bits_on_gpu", "same_but_for_rounding"]
 

@@ -19,7 +19,7 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.recording import run_theirs
-from pytest_torchcompile.state.value_leaves import same_bits
+from pytest_torchcompile.state.tensor_forms import same_bits
 
 __all__ = ["NOT_SPREAD", "OneProcess", "Spread", "average_gradients", "losses_of_others", "same_batches"]
 

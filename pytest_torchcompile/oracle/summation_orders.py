@@ -24,7 +24,7 @@ from pytest_torchcompile.oracle.noise_levels import sample_elements
 from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, operator_facts, unit_of
 from pytest_torchcompile.oracle.program import Program
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = ["LOOPS", "OtherOrder", "run_in_other_orders"]
 

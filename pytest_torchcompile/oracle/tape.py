@@ -18,7 +18,7 @@ from pytest_torchcompile.oracle.exact_calls import adds_whole_numbers, has_fract
 from pytest_torchcompile.oracle.gpu_waits import is_recordable
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "as_sequence", "key_of", "written_tensors"]
 

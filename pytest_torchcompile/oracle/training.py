@@ -31,7 +31,8 @@ from pytest_torchcompile.oracle.recording import (
 )
 from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
-from pytest_torchcompile.state.value_leaves import dense_form, leaves_of
+from pytest_torchcompile.state.tensor_forms import dense_form
+from pytest_torchcompile.state.value_leaves import leaves_of
 
 __all__ = ["BY_LEFT_OUT", "Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of",
            "need_second_pass", "no_loss", "parameters_told_by_gradients", "rename_leaves", "steps_of"]

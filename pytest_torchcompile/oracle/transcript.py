@@ -35,7 +35,7 @@ from pytest_torchcompile.oracle.transcript_steps import (
     ViewStep,
     put_argument,
 )
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.call_watch import Watch

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_torchcompile.state.value_leaves import COMPRESSED
+from pytest_torchcompile.state.tensor_forms import COMPRESSED
 
 __all__ = ["Closure", "copy_model"]
 

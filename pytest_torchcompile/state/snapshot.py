@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pytest_torchcompile.state.tensor_forms import is_plain, same_bits
 from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
     containers_in,
     holds_tensors,
-    is_plain,
     own_attributes,
-    same_bits,
     tensors_of,
 )
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.state.value_leaves import is_plain
+from pytest_torchcompile.state.tensor_forms import is_plain
 
 __all__ = ["Undigestible", "ValueDigest"]
 

@@ -9,7 +9,7 @@ import torch
 
 from pytest_torchcompile.oracle import same_values
 from pytest_torchcompile.oracle.same_values import names_of_differing, same_bits_on_gpu, same_but_for_rounding
-from pytest_torchcompile.state.value_leaves import same_bits
+from pytest_torchcompile.state.tensor_forms import same_bits
 
 pytestmark = pytest.mark.needs_torch
 NAN = float("nan")

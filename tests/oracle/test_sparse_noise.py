@@ -9,7 +9,7 @@ from torch import nn
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.run.subject import cxx_compiler
-from pytest_torchcompile.state.value_leaves import stored_numbers
+from pytest_torchcompile.state.tensor_forms import stored_numbers
 
 pytestmark = pytest.mark.needs_torch
 needs_cxx = pytest.mark.skipif(cxx_compiler() is None, reason="no C++ compiler found; install g++ or clang")

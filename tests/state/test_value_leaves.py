@@ -20,9 +20,7 @@ from pytest_torchcompile.state.value_leaves import (
     tensors_of,
 )
 
-pytestmark = [
-    pytest.mark.needs_torch,
-]
+pytestmark = pytest.mark.needs_torch
 
 Pair = namedtuple("Pair", "left right")
 

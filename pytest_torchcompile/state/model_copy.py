@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.state.tensor_forms import COMPRESSED
+from pytest_torchcompile.state.value_leaves import attribute_tensors
 
 __all__ = ["Closure", "copy_model"]
 
@@ -58,7 +59,7 @@ def copy_model(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modu
         memo = {}
     copies = _Copies(memo)
     _renew_empty_registries(module, memo)
-    _copy_compressed_buffers(module, memo)
+    _copy_sparse_tensors(module, memo)
     copied: nn.Module = copies.copy(module)
     _carry_hooks(module, copied, copies)
     return copied
@@ -75,14 +76,20 @@ def _renew_empty_registries(module: nn.Module, memo: dict[int, Any]) -> None:
                 memo.setdefault(id(value), type(value)())
 
 
-def _copy_compressed_buffers(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Put into ``memo`` a copy of every buffer that is sparse by rows or columns.
+def _copy_sparse_tensors(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Put into ``memo`` a copy of every sparse parameter, and of every other tensor that is sparse by rows or columns.
 
-    ``copy.deepcopy`` raises for these layouts (torch 2.8 to 2.15): it asks for the tensor's storage; they have none.
+    ``copy.deepcopy`` raises for them (torch 2.8 to 2.15). Of a parameter it wants the strides preserved, of another
+    tensor the storage, and they have none.
     """
-    for buffer in module.buffers():
-        if buffer.layout in COMPRESSED:
-            memo.setdefault(id(buffer), buffer.detach().clone())
+    for parameter in module.parameters():
+        if parameter.layout is not torch.strided:
+            copied = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            memo.setdefault(id(parameter), copied)
+    attributes = [tensor for _, tensor in attribute_tensors(module)]
+    for tensor in (*module.buffers(), *attributes):
+        if tensor.layout in COMPRESSED and tensor.is_leaf:
+            memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 
 def _carry_hooks(module: nn.Module, copied: nn.Module, copies: _Copies) -> None:

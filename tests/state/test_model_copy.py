@@ -234,13 +234,30 @@ def test_a_module_that_would_be_shared():
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
 @pytest.mark.filterwarnings("ignore:Sparse [A-Z]{3} tensor support is in beta state:UserWarning")
-def test_buffers_that_are_sparse_by_rows_or_columns_are_copied(layout):
+def test_what_is_sparse_by_rows_or_columns_is_copied(layout):
     """``copy.deepcopy`` raises for them. One that has two names is one tensor in the copy, too."""
     model = nn.Linear(3, 3)
     model.register_buffer("graph", torch.eye(3).to_sparse(layout=layout))
     model.register_buffer("same", model.graph)
+    model.kept = {"plain": torch.eye(3).to_sparse(layout=layout)}
     copied = copy_model(model)
     assert copied.graph is copied.same
+    assert copied.kept["plain"] is not model.kept["plain"]
     assert copied.graph.layout is layout
     copied.graph.values().fill_(7)
+    assert torch.equal(model.graph.to_dense(), torch.eye(3))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.filterwarnings("ignore:Sparse [A-Z]{3} tensor support is in beta state:UserWarning")
+def test_sparse_parameters_are_copied(layout):
+    """``copy.deepcopy`` raises for them, too."""
+    model = nn.Linear(3, 3)
+    model.graph = nn.Parameter(torch.eye(3).to_sparse(layout=layout), requires_grad=False)
+    copied = copy_model(model)
+    assert type(copied.graph) is nn.Parameter
+    assert not copied.graph.requires_grad
+    assert torch.equal(copied.graph.to_dense(), torch.eye(3))
+    assert "graph" in dict(copied.named_parameters())
+    copied.graph.detach().mul_(7)
     assert torch.equal(model.graph.to_dense(), torch.eye(3))

@@ -275,13 +275,17 @@ def _measure_training_steps(run: Trial) -> dict[str, Any]:
     """Outputs, loss and gradients of each step, parameters and buffers after the last, and the number of steps."""
     leaves = [(label, leaf) for label, leaf in run.trained if not is_stride(leaf)]
     steps = run.steps if run.trained else 0
-    return measure_leaves(run, leaves) | {"steps": steps, "rate": run.rate}
+    return measure_leaves(run, leaves) | {"steps": steps, "rate": run.rate, "untrained": run.untrained}
 
 
 def _judge_training_steps(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """``limits`` may hold ``steps``, how many must have been compared."""
     if section["raised"]:
         yield from _judge_raised(section)
+        return
+    # Older reports do not have it.
+    if section.get("untrained"):
+        yield Problem(f"no step was compared: eager raises in them: {section['untrained']}", hint=_OTHER_LOSS)
         return
     if not section["steps"]:
         yield Problem("no step was made: no parameter of the model has a gradient, or eager does not train",

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError, headline
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions, nothing
 from pytest_torchcompile.oracle.discrepancies import (
     NOT_HELD,
     Discrepancy,
@@ -157,6 +157,8 @@ def compare(
         drawn = _compiled_with_own_draws(trial)
     leaves = (*trial.leaves, *trial.trained)
     notes = [*trial.notes, *_eager_parts(trial), *undecided_notes(leaves)]
+    if trial.untrained:
+        notes.append(f"no step of training was compared, as eager raises in them: {trial.untrained}")
     if trial.replayed:
         notes.append(NOT_HELD)
     problems = (*_vacuous_problems(trial), *_own_draws_problems(drawn), *find_discrepancies(leaves))
@@ -226,8 +228,9 @@ class ObjectTrial(Trial):
             self.notes.append("eager and compiled ran on one object, which can't be copied "
                               f"({type(error).__name__}: {error}): no float64 run, no other values, and what the model "
                               "keeps in Python is shared")
+        begin_again = StateSnapshot(self.model).restore if self.shared else nothing
         trial_options = TrialOptions(may_raise=True, varied=not self.shared, own_numbers=not self.shared,
-                                     **options)
+                                     begin_again=begin_again, **options)
         super().__init__(self._make_side, self.model, config.settings(), list(_calls_of(calls)), trial_options)
 
     def _make_side(self, settings: dict[str, Any] | None) -> Side:

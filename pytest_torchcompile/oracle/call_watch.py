@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -128,6 +129,9 @@ class Watch:
                 item = Item.shared(gradient)
             else:
                 item = Item.of(gradient)
+            if gradient is not None and gradient.layout is torch.sparse_coo:
+                # Autograd takes a sparse gradient as it is or adds it to none: who looks on decides on that.
+                item = replace(item, layout=str(gradient.layout))
             gradients[f"gradient of {name}"] = item
         return gradients
 

@@ -222,6 +222,10 @@ Make = Callable[["dict[str, Any] | None"], Side]
 """``make(settings)``: the model in its initial state, compiled with ``torch.compile(**settings)``; None: eager."""
 
 
+def nothing() -> None:
+    """Nothing is to be done."""
+
+
 @dataclass(frozen=True)
 class TrialOptions:
     """How a trial runs its calls, and what it compares."""
@@ -265,6 +269,8 @@ class TrialOptions:
     """Comparisons that an earlier run has made; None compares everything anew."""
     own_numbers: bool = False
     """Judge the random numbers that compiled code draws by itself, where it can be done."""
+    begin_again: Callable[[], object] = nothing
+    """Puts the model of references in its first state, where it can't be copied and the sides run it themselves."""
 
     def unwatched(self) -> TrialOptions:
         """The same, for a run whose result alone is wanted."""

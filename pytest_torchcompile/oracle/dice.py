@@ -83,6 +83,7 @@ class Dice:
 
     def disturb(self, tensor: torch.Tensor, unit: float) -> None:
         """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""
+        tensor = stored_numbers(tensor)
         flat = _flat_memory(tensor)
         if flat is None:
             disturbed = tensor.contiguous()
@@ -94,11 +95,9 @@ class Dice:
 
     def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
         """A disturbed copy, of the same strides where the tensor fills its memory; of a sparse one what it holds."""
-        if tensor.layout is not torch.strided:
-            copy = tensor.clone()
-            self.disturb(stored_numbers(copy), unit)
-            return copy
-        flat = _flat_memory(tensor)
+        flat = None
+        if tensor.layout is torch.strided:
+            flat = _flat_memory(tensor)
         if flat is None:
             copy = tensor.clone()
             self.disturb(copy, unit)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.oracle.operator_rounding import PRODUCTS, Operator, count_terms, unit_of
-from pytest_torchcompile.state.tensor_forms import is_plain
+from pytest_torchcompile.state.tensor_forms import distinct_numbers, is_plain
 
 __all__ = ["adds_whole_numbers", "has_fractions", "picks_one"]
 
@@ -49,7 +49,8 @@ def adds_whole_numbers(about: Operator, args: Sequence[Any], kwargs: Mapping[str
         return False
     given = [*args, *kwargs.values()]
     factors = [abs(float(each)) for each in given if isinstance(each, (int, float))]
-    tensors = [each for each in given if has_fractions(each)]
+    # Of a sparse one what it does not store is zero.
+    tensors = [distinct_numbers(each) for each in given if has_fractions(each)]
     if not all(factor.is_integer() for factor in factors):
         return False
     if not all(_is_whole(tensor) for tensor in (result, *tensors)):

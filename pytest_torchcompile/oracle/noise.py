@@ -24,9 +24,9 @@ from pytest_torchcompile.oracle.operator_rounding import (
     sum_roundings,
     unit_of,
     wide_dtype,
-    wide_version,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, as_sequence, key_of, written_tensors
+from pytest_torchcompile.oracle.wide_operators import wide_version
 from pytest_torchcompile.state.tensor_forms import stored_numbers
 
 if TYPE_CHECKING:

@@ -4,24 +4,20 @@ products torch may compute in less than the dtype of their inputs: TF32, bfloat1
 Then what the noise model has to know about an operator: does it round, does it add up, how many terms? One that moves,
 chooses or counts belongs into ``_EXACT``, one that is approximated to an absolute error into ``APPROXIMATED``. All
 others round once, by the unit that the eager run shows. Where only some calls round, see ``exact_calls.py``.
-
-Operators that torch has in no wide precision are written out here, for the float64 run. To add one: a function of the
-operator's own arguments, and its name in ``EMULATED``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 __all__ = [
     "APPROXIMATED",
-    "EMULATED",
     "FLOAT32_UNIT",
     "PRODUCTS",
     "Operator",
@@ -34,7 +30,6 @@ __all__ = [
     "sum_roundings",
     "unit_of",
     "wide_dtype",
-    "wide_version",
 ]
 
 
@@ -254,11 +249,11 @@ def count_terms(name: str, args: Sequence[Any]) -> int:
     if not tensors:
         return 1
     big = tensors[0]
-    if name in ("mm", "bmm"):
-        return big.shape[-1]
-    if name in ("addmm", "baddbmm", "addmv", "_addmm_activation"):
+    if name in ("mm", "bmm", "mv"):
+        return _product_terms(big)
+    if name in ("addmm", "baddbmm", "addmv", "_addmm_activation", "_sparse_addmm"):
         # The first tensor is the one that the product is added to.
-        return tensors[min(1, len(tensors) - 1)].shape[-1]
+        return _product_terms(tensors[min(1, len(tensors) - 1)])
     if "convolution_backward" in name and len(tensors) > 2:
         return max(big.numel() // max(1, big.shape[1]), tensors[2][0].numel())
     if "convolution" in name and len(tensors) > 1:
@@ -266,6 +261,20 @@ def count_terms(name: str, args: Sequence[Any]) -> int:
     if "norm" in name and name not in _REDUCTIONS:
         return _norm_terms(name, max(tensors[:2], key=torch.Tensor.numel))
     return _reduced_terms(name, big, args)
+
+
+def _product_terms(factor: torch.Tensor) -> int:
+    """The numbers in a row of a product's first factor: of a sparse one in its fullest row."""
+    length = factor.shape[-1]
+    if factor.device.type != "cpu":
+        # To ask would be to wait for a GPU.
+        return length
+    if factor.layout is torch.sparse_coo and factor.sparse_dim() == factor.dim() == 2:
+        rows = factor._indices()[0]
+        return int(rows.bincount().max()) if rows.numel() else 1
+    if factor.layout is torch.sparse_csr and factor.dim() == 2:
+        return max(1, int(factor.crow_indices().diff().max()))
+    return length
 
 
 def sum_roundings(name: str, args: Sequence[Any]) -> float:
@@ -320,81 +329,3 @@ def _reduced_axes(args: Sequence[Any]) -> list[Any]:
     if isinstance(named, (list, tuple)):
         return list(named)
     return []
-
-
-def _grouped_mm(
-    one: torch.Tensor, other: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """``aten::_grouped_mm`` (torch 2.8 to 2.15), the products of a mixture of experts: not in float64.
-
-    ``offs`` are the ends of the groups, along the axis that only matrices (and no batch of them) have: rows of the
-    first, columns of the second, or the axis that is summed over where both are matrices.
-    """
-    if offs is None:
-        product = torch.bmm(one, other)
-    else:
-        ends = offs.tolist()
-        product = _products_of_groups(one, other, list(zip([0, *ends], ends, strict=False)))
-    if bias is None:
-        return product
-    return product + bias
-
-
-def _products_of_groups(one: torch.Tensor, other: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
-    if one.ndim == 2 and other.ndim == 2:
-        return torch.stack([one[:, start:end] @ other[start:end] for start, end in groups])
-    if one.ndim == 2:
-        product = one.new_zeros(one.shape[0], other.shape[-1])
-        for number, (start, end) in enumerate(groups):
-            product[start:end] = one[start:end] @ other[number]
-        return product
-    product = one.new_zeros(one.shape[-2], other.shape[-1])
-    for number, (start, end) in enumerate(groups):
-        product[:, start:end] = one[number] @ other[:, start:end]
-    return product
-
-
-def _convolution(*args: Any) -> torch.Tensor:
-    """``aten::convolution`` with its channels before rows and columns, and the result laid out as it would be."""
-    result: torch.Tensor = _laid_out_as(args[:2], torch.ops.aten.convolution.default(*_channels_first(args)))
-    return result
-
-
-def _convolution_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
-    """``aten::convolution_backward``, likewise."""
-    for_input, for_weight, for_bias = torch.ops.aten.convolution_backward.default(*_channels_first(args))
-    factors = args[1:3]
-    return _laid_out_as(factors, for_input), _laid_out_as(factors, for_weight), for_bias
-
-
-def _channels_first(args: Sequence[Any]) -> list[Any]:
-    """The arguments; images on a CPU whose channels are last are copied.
-
-    There torch's convolutions of float64 go through the groups one by one, and take six times as long.
-    """
-    return [argument.contiguous() if _has_channels_last(argument) else argument for argument in args]
-
-
-def _has_channels_last(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.device.type != "cpu":
-        return False
-    return value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
-
-
-def _laid_out_as(factors: Sequence[Any], result: Any) -> Any:
-    """With its channels last where one of the two factors has them there, as torch does."""
-    if result is not None and any(map(_has_channels_last, factors)):
-        return result.contiguous(memory_format=torch.channels_last)
-    return result
-
-
-EMULATED: Final[dict[str, Callable[..., Any]]] = {
-    "_grouped_mm": _grouped_mm, "convolution": _convolution, "convolution_backward": _convolution_backward,
-}
-"""By the name of the operator, without its namespace."""
-
-
-def wide_version(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-    """What to call in place of an operator in a wide run: most often the operator itself."""
-    return EMULATED.get(name, operator)

@@ -20,6 +20,7 @@ from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.tensor_forms import COMPRESSED
 from pytest_torchcompile.state.value_leaves import attribute_tensors
 
 if TYPE_CHECKING:
@@ -236,6 +237,11 @@ def _widened_copy(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module
         # Others are copied first: they know best how.
         if type(parameter) is torch.nn.Parameter and parameter.dtype != dtype:
             memo[id(parameter)] = torch.nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+    for _, tensor in attribute_tensors(module):
+        # Its ``data`` take no other dtype than what it stores.
+        if tensor.layout in COMPRESSED:
+            wider = tensor.detach().to(wide_dtype(tensor.dtype, wide))
+            memo[id(tensor)] = wider.requires_grad_(tensor.requires_grad)
     module = copy_model(module, memo)
     for parameter in module.parameters():
         dtype = wide_dtype(parameter.dtype, wide)

@@ -31,7 +31,7 @@ from pytest_torchcompile.oracle.recording import (
 )
 from pytest_torchcompile.oracle.same_values import names_of_differing
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
-from pytest_torchcompile.state.tensor_forms import dense_form
+from pytest_torchcompile.state.tensor_forms import dense_form, distinct_numbers
 from pytest_torchcompile.state.value_leaves import leaves_of
 
 __all__ = ["BY_LEFT_OUT", "Training", "default_loss", "first_step", "learning_rate", "left_out", "loss_of",
@@ -302,7 +302,8 @@ def learning_rate(module: torch.nn.Module, first: Recording) -> float:
 
 def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
     # In float64: of many half precision values a sum of squares would overflow.
-    squares = [tensor.double().square().sum() for tensor in tensors if tensor.is_floating_point()]
+    numbers = [distinct_numbers(tensor) for tensor in tensors if tensor.is_floating_point()]
+    squares = [stored.double().square().sum() for stored in numbers]
     return math.sqrt(sum(read_numbers(*squares)))
 
 

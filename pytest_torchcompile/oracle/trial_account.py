@@ -125,6 +125,8 @@ class TrialAccount:
         # What was compared in the calls, and in the training, each with its label.
         self.leaves: list[tuple[str, Leaf]] = []
         self.trained: list[tuple[str, Leaf]] = []
+        # Why no step of training was compared: what eager raises in them.
+        self.untrained = ""
         self.tapes: dict[Hashable, Tape] = {}
         # The compiled side, from the beginning of the run on: a check may go on with what was compiled.
         self.side: Side | None = None
@@ -184,6 +186,7 @@ class TrialAccount:
         of_numbers, around = self.numbers_of_reference()
 
         def make() -> Reference:
+            self.options.begin_again()
             variant = self._variants.for_call(call)
             return reference(variant.model, call.batch_of_all, loss=self.loss, train=call.trains(self.train),
                              seed=self.seed + call.index, tape=self.tapes[key], unit=unit, draw=False,

@@ -70,11 +70,9 @@ _ASKS_FOR_FILES: Final = frozenset(
     }
 )
 _FOLLOWS_LINKS: Final = frozenset({"readlink", "islink", "is_symlink", "samefile", *WAYS_THROUGH_LINKS})
-_UNSEEN_READERS: Final = frozenset(
+_PACKAGES_OF_READERS: Final = frozenset(
     {
         "safetensors",
-        "safe_open",
-        "from_pretrained",
         "h5py",
         "pyarrow",
         "pandas",
@@ -83,22 +81,29 @@ _UNSEEN_READERS: Final = frozenset(
         "netCDF4",
         "tables",
         "zarr",
-        "load_dataset",
-        "from_file",
-        "memmap",
         "mmap",
         "ctypes",
         "cffi",
-        "load_library",
         "tokenizers",
         "torchaudio",
+        "onnx",
+    }
+)
+"""Packages that open files where Python does not see it. Where nobody asked for one, its name is another thing's."""
+_UNSEEN_READERS: Final = frozenset(
+    {
+        "safe_open",
+        "from_pretrained",
+        "load_dataset",
+        "from_file",
+        "memmap",
+        "load_library",
         "read_image",
         "read_file",
-        "onnx",
         "load_from_disk",
     }
 )
-"""Names of code that opens files where Python does not see it."""
+"""Names of code that does so, whatever package it is of."""
 _ASKED_WORDS: Final = {
     "entry": "the model's entry in the matrix",
     "modules": "the modules that the matrix names",
@@ -207,7 +212,8 @@ def why_untraceable(inputs: RunInputs, use: SourceUse, job: Job) -> str:
     reasons = list(inputs.untraceable)
     reasons += _reasons_of_names(use.identifiers & _ASKS_FOR_FILES, "asks whether files are there")
     reasons += _reasons_of_names(use.identifiers & _FOLLOWS_LINKS, "asks where links lead")
-    reasons += _reasons_of_names(use.identifiers & _UNSEEN_READERS, "may read files where Python does not see it")
+    readers = _UNSEEN_READERS | _PACKAGES_OF_READERS.intersection(inputs.names)
+    reasons += _reasons_of_names(use.identifiers & readers, "may read files where Python does not see it")
     device = str(job.cell["device"]).partition(":")[0]
     if device == "cuda" and not facts_of_gpus():
         reasons.append("the driver does not tell the model of the GPU")

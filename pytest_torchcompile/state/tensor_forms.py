@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 __all__ = [
-    "COMPRESSED", "computable", "dense_form", "fingerprint", "is_plain", "is_spread", "layout_of", "own_part",
-    "same_bits", "stored_numbers", "subclass_of", "true_on_any_rank", "visible_strides", "whole_value", "write_whole",
+    "COMPRESSED", "computable", "dense_form", "distinct_numbers", "fingerprint", "is_plain", "is_spread", "layout_of",
+    "own_part", "same_bits", "stored_numbers", "subclass_of", "true_on_any_rank", "visible_strides",
+    "whole_value", "write_whole",
 ]
 
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
@@ -39,6 +40,9 @@ def dense_form(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_tensor(0)  # type: ignore[no-any-return, attr-defined]
     if tensor.layout is torch.strided:
         return tensor
+    if tensor.layout is torch.sparse_coo and tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+        # What has one place is added up. In half precision each sum would be rounded, by us and by no model.
+        return tensor.float().to_dense().to(tensor.dtype)
     return tensor.to_dense()
 
 
@@ -53,6 +57,13 @@ def stored_numbers(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout in COMPRESSED:
         return tensor.values()
     return tensor
+
+
+def distinct_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """As :func:`stored_numbers`, to be read alone: what a sparse tensor has several times at one place is added up."""
+    if tensor.layout is torch.sparse_coo:
+        return stored_numbers(tensor.coalesce())
+    return stored_numbers(tensor)
 
 
 def layout_of(tensor: torch.Tensor) -> str:
@@ -171,9 +182,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Numbers that change when the values do, in all likelihood. On the tensor's device: a GPU is not waited for."""
+    tensor = stored_numbers(tensor.detach())
     if not is_plain(tensor) or tensor.numel() == 0 or tensor.device.type == "meta":
         return torch.empty(0, device="cpu")
-    flat = tensor.detach()
+    flat = tensor
     # A sum in half precision would not notice the change of one element.
     sum_dtype = torch.float32 if flat.is_floating_point() and flat.dtype.itemsize < 4 else None
     flat = flat.reshape(-1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from pytest_torchcompile import CompileConfig, assert_equivalent, compare
 from pytest_torchcompile.errors import UsageError
@@ -451,3 +453,79 @@ def test_outputs_of_8_bits(dtype, train):
     assert found("aot_eager", Narrow(dtype), calls, train=train) == {}
     half_as_large_again = changed(lambda out: (out.float() * 1.5).to(out.dtype))
     assert "value" in found(half_as_large_again, Narrow(dtype), calls, train=train)
+
+
+class Averaged(nn.Module):
+    """Can't be copied, for it holds a lock, and each call moves a buffer. (B, 8) -> (B, 4)."""
+
+    def __init__(self, wrong=1.0):
+        super().__init__()
+        self.layer, self.wrong, self.lock = nn.Linear(8, 4), wrong, threading.Lock()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(hidden.mean(0))
+        found = torch.tanh(hidden - self.mean)
+        return found * self.wrong if torch.compiler.is_compiling() else found
+
+
+def test_a_model_that_can_not_be_copied_is_judged_from_its_first_state():
+    """The state of the calls before was taken for its first one. So eager did not repeat itself: all was excused."""
+    torch.manual_seed(0)
+    assert compare(Averaged(), [torch.randn(20, 8)], CompileConfig(backend="aot_eager"), steps=2).ok
+    found = compare(Averaged(wrong=1.01), [torch.randn(20, 8)], CompileConfig(backend="aot_eager"), locate=False)
+    assert "output" in {problem.where for problem in found.problems}
+
+
+class LateBackend:
+    """Its results are wrong from the fourth run of the backward graph on: in the steps of training."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def __call__(self, module, inputs):
+        def backward(graph, inputs):
+            def run(*arguments):
+                self.runs += 1
+                factor = 1.5 if self.runs > 3 else 1.0
+                return [each * factor if isinstance(each, torch.Tensor) else each for each in graph(*arguments)]
+            return run
+        return aot_autograd(fw_compiler=lambda graph, inputs: graph.forward, bw_compiler=backward)(module, inputs)
+
+
+class Locked(nn.Module):
+    """Can't be copied. (B, 8) -> (B, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.lock = nn.Linear(8, 4), threading.Lock()
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x))
+
+
+def test_the_training_of_a_model_that_can_not_be_copied_starts_from_its_first_state():
+    torch.manual_seed(0)
+    found = compare(Locked(), [torch.randn(20, 8)], CompileConfig(backend=LateBackend()), steps=3, locate=False)
+    assert "step 1: gradient of layer.weight" in {problem.where for problem in found.problems}
+
+
+class NeverTrains(nn.Module):
+    """Raises once its weight has moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("first", torch.ones(4))
+
+    def forward(self, x):
+        torch._assert_async((self.weight == self.first).all())
+        return x * self.weight
+
+
+def test_a_model_that_does_not_train_eagerly_is_told():
+    """Silence would say that steps were compared."""
+    found = compare(NeverTrains(), [torch.randn(2, 4)], CompileConfig(backend="aot_eager"), steps=2)
+    assert "note: no step of training was compared, as eager raises in them: RuntimeError in forward: " in str(found)

@@ -10,7 +10,8 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
-from pytest_torchcompile.oracle.operator_rounding import count_terms, operator_facts, wide_version
+from pytest_torchcompile.oracle.operator_rounding import count_terms, operator_facts
+from pytest_torchcompile.oracle.wide_operators import wide_version
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 pytestmark = pytest.mark.needs_torch

@@ -104,7 +104,7 @@ def test_constants_of_all_definitions_may_be_drawn(make_job, tmp_path):
 @pytest.mark.parametrize(("identifiers", "device", "text"), [
     ({"forward"}, "cpu", ""),
     ({"exists", "stat"}, "cpu", "its code asks whether files are there (exists, stat)"),
-    ({"safetensors"}, "cpu", "its code may read files where Python does not see it (safetensors)"),
+    ({"safe_open"}, "cpu", "its code may read files where Python does not see it (safe_open)"),
     ({"access"}, "cpu", "its code asks whether files are there (access)"),
     ({"readlink", "resolve()"}, "cpu", "its code asks where links lead (readlink, resolve())"),
     ({"forward"}, "mps", "nothing is known of the device mps"),
@@ -115,6 +115,16 @@ def test_what_can_not_be_followed(identifiers, device, text, make_job):
     assert why_untraceable(RunInputs(), use, make_job(device)) == text
     told = RunInputs(untraceable=["models.py starts a process"])
     assert why_untraceable(told, use, make_job(device)).startswith("models.py starts a process")
+
+
+@pytest.mark.parametrize(("names", "text"), [
+    (["models", "torch"], ""),
+    (["tables", "torch"], "its code may read files where Python does not see it (tables)"),
+])
+def test_the_name_of_a_package_that_nobody_asked_for_is_another_things(names, text, make_job):
+    """A recommender calls its embeddings so."""
+    use = SourceUse("", frozenset({"tables", "forward"}))
+    assert why_untraceable(RunInputs(names=names), use, make_job("cpu")) == text
 
 
 @pytest.fixture

@@ -130,8 +130,8 @@ def test_a_fingerprint_changes_with_a_value(dtype):
 
 
 def test_no_fingerprint_of_what_has_no_values():
-    """Empty, on the device meta, or not a plain tensor."""
-    for tensor in (torch.empty(0), torch.empty(2, device="meta"), ones(2).to_sparse()):
+    """Empty, on the device meta, or sparse without a number."""
+    for tensor in (torch.empty(0), torch.empty(2, device="meta"), torch.zeros(2).to_sparse()):
         assert not fingerprint(tensor).numel()
 
 
@@ -147,3 +147,10 @@ def test_the_numbers_that_a_sparse_tensor_stores(layout):
 def test_a_dense_tensor_stores_itself():
     tensor = ones(2)
     assert stored_numbers(tensor) is tensor
+
+
+def test_the_fingerprint_of_a_sparse_tensor_changes_with_a_value():
+    tensor = torch.eye(3).to_sparse()
+    before = fingerprint(tensor).tolist()
+    tensor.mul_(2)
+    assert fingerprint(tensor).tolist() != before

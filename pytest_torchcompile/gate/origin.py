@@ -15,6 +15,7 @@ from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.provenance import TRACKED_FILES, head_commit, head_fingerprint
 from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.safe_output import PART_FILE
 from pytest_torchcompile.report.takeover import SAME
 
 __all__ = ["OriginRequest", "check_origin", "commit_named"]
@@ -66,7 +67,8 @@ def check_origin(merged: Merged, policy: Policy, request: OriginRequest) -> Iter
         yield from _check_as_written(report, policy)
         yield from _check_edited_meanwhile(report)
         if report.later_run:
-            text = f"{report.name} is of an earlier run: a later one began, {report.later_run}, and left no report"
+            text = (f"{report.name} is of an earlier run: a later one began, {report.later_run}, and left no report in "
+                    f"its place (a run of some of the cells leaves {PART_FILE})")
             yield _earlier_finding(text, (), request)
     yield from _check_kept_verdicts(merged, request)
     yield from _check_reused(merged, policy, request)

@@ -147,7 +147,8 @@ def _paragraph(number: int, cause: Cause, by_id: Mapping[str, Facts], known: str
     yield ""
     for line in cause.further_lines():
         yield f"- {prose(line)}"
-    if problem.hint:
+    # What is allowed already needs no advice to allow it.
+    if problem.hint and not known:
         yield f"- Try: {prose(problem.hint)}"
     stage = _stage_to_blame(cause, by_id)
     if stage:

@@ -124,7 +124,8 @@ def group_causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fre
     """Group the problems of some cells, and put the groups in order.
 
     One place in the user's code is one cause. Without a place, problems are one cause if their texts differ in numbers
-    only: what a check finds wrong, only within one model; of values that differ, whichever output or gradient it is.
+    only: what a check finds wrong, only within one model, and one backend of the user's own; of values that differ,
+    whichever output or gradient it is.
     Problems of one cell that do the same to the model (outputs, gradients and steps that are wrong) are one cause too.
     A graph pass that is named is one cause in all models, and what is wrong beside it in a cell is its doing.
     """
@@ -253,12 +254,18 @@ def _text_in_common(verdict: Verdict, problem: Problem, facts: Facts) -> str:
     message = without_ranks(problem.message)
     if not _is_of_one_model(verdict, problem):
         return _NUMBER.sub("#", message)
-    model = f"{facts.axes.get('model', facts.id)}: {verdict.check}: "
+    model = f"{facts.axes.get('model', facts.id)}: {_own_backend(facts)}{verdict.check}: "
     _, colon, rest = _STEP.sub("", message).partition(": ")
     # Checks that compare name the output or gradient first; which of them it is, makes no other cause.
     if verdict.check in COMPARING and colon:
         return model + _REST.sub("", rest)
     return model + _NUMBER.sub("#", message)
+
+
+def _own_backend(facts: Facts) -> str:
+    """The user's own backend (``module:function``): two of them may have a fault each."""
+    backend = str(facts.axes.get("backend", ""))
+    return f"{backend}: " if ":" in backend else ""
 
 
 # What a problem means is told from the checks' records and the words of the problem, and is not stored in a report.

@@ -37,6 +37,9 @@ def _search_stage(run: CellTrial, seen: Observation) -> None:
         return
     if run.job.culprit and run.single:
         stage["culprit"] = culprit_of(run, stage)
+    if ":" in str(run.job.cell["backend"]):
+        # As the matrix calls it: what a library makes of a user's function is called otherwise.
+        stage["backend"] = run.job.cell["backend"]
     for name in _LOCATED & seen.sections.keys():
         seen.sections[name]["located"] = stage
 

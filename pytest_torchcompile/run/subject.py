@@ -88,6 +88,9 @@ def make_batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapp
     keywords |= entry.arguments_of("inputs") | dict(sizes)
     _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
     value = _call_factory(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", seed)
+    if value is None:
+        raise RepeatedMistake(f"{entry.where}: inputs {entry.inputs!r} returned None; expected a tensor, a tuple of "
+                              "arguments, a dict of keyword arguments, or (args, kwargs)")
     return Batch.of(value).to(device=device, dtype=dtype)
 
 

@@ -200,6 +200,22 @@ def test_wrong_numbers_of_one_model_that_come_together_are_one_cause():
     assert list(found[0].further_lines()) == ["also gradients: gradient of w: error is 7 times"]
 
 
+def test_backends_of_the_users_own_have_a_cause_each():
+    """One may be wrong in the forward pass, another one in the backward pass; torch's own are parts of one compiler."""
+    def cell(name, backend, *problems):
+        facts = of("a", name, *problems)
+        facts.axes["backend"] = backend
+        return facts
+
+    output = ("equivalence", "output: error is 9 times")
+    gradient = ("gradients", "gradient of w: error is 7 times")
+    found = group_causes([
+        cell("a1", "m:forward", output, gradient), cell("a2", "m:backward", gradient),
+        cell("a3", "aot_eager", output, gradient), cell("a4", "inductor", gradient), cell("a5", "m:backward", gradient),
+    ])
+    assert sorted(cause.cells for cause in found) == [["a1"], ["a2", "a5"], ["a3", "a4"]]
+
+
 def test_a_graph_pass_to_blame_is_one_cause():
     """In all models, at whatever place among the passes; what is wrong beside it is its doing, and no other pass's."""
     output = "output: error is 9 times"

@@ -252,6 +252,9 @@ def test_batches_of_every_binding(write, tmp_path):
      "it takes B, S, T"),
     ("def inputs(B, S):\n    return [][B]",
      "inputs 'mine:inputs' raised IndexError: list index out of range (mine.py:2)"),
+    ("def inputs(B, S): B * S",
+     "inputs 'mine:inputs' returned None; expected a tensor, a tuple of arguments, a dict of keyword arguments, or "
+     "(args, kwargs)"),
 ])
 def test_inputs_that_do_not_fit_the_dims(write, tmp_path, source, text):
     """The inputs function, the dims it was given, and the parameters it has."""

@@ -37,9 +37,11 @@ def _search_stage(run: CellTrial, seen: Observation) -> None:
         return
     if run.job.culprit and run.single:
         stage["culprit"] = culprit_of(run, stage)
-    if ":" in str(run.job.cell["backend"]):
+    backend = str(run.job.cell["backend"])
+    # Of a toolkit the part that comes last is named.
+    if ":" in backend and stage["backend"] not in stage.get("adds", {}):
         # As the matrix calls it: what a library makes of a user's function is called otherwise.
-        stage["backend"] = run.job.cell["backend"]
+        stage["backend"] = backend
     for name in _LOCATED & seen.sections.keys():
         seen.sections[name]["located"] = stage
 

@@ -17,6 +17,7 @@ from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.exact_calls import picks_one
 from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
+    EMULATED,
     PRODUCTS,
     Operator,
     count_terms,
@@ -26,7 +27,6 @@ from pytest_torchcompile.oracle.operator_rounding import (
     wide_dtype,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, as_sequence, key_of, written_tensors
-from pytest_torchcompile.oracle.wide_operators import wide_version
 from pytest_torchcompile.state.tensor_forms import stored_numbers
 
 if TYPE_CHECKING:
@@ -152,7 +152,13 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if asked is not None and self._is_narrow(asked):
             kwargs = {**kwargs, "dtype": wide_dtype(asked, self.wide)}
         about = operator_facts(func)
-        call = RoundedCall(func, about, wide_version(about.name, func))
+        run = func
+        if about.name in EMULATED:
+            # Here, for most programs have none.
+            from pytest_torchcompile.oracle.wide_operators import wide_version
+
+            run = wide_version(about.name, func)
+        call = RoundedCall(func, about, run)
         if not about.writes:
             call.narrow = self._narrow_places(args)
         decisions = self._decisions

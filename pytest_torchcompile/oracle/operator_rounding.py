@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 __all__ = [
     "APPROXIMATED",
+    "EMULATED",
     "FLOAT32_UNIT",
     "PRODUCTS",
     "Operator",
@@ -182,6 +183,8 @@ _EXACT = frozenset({
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "where", "zero",
     "zeros", "zeros_like",
 })
+EMULATED: Final = frozenset({"_grouped_mm", "convolution", "convolution_backward"})
+"""Operators in whose place something else runs in a wide dtype: see ``wide_operators.py``."""
 _TORCH_NAMESPACES = frozenset({"aten", "prims"})
 # Fewer terms than this are added up with an error that the noise of the terms covers.
 _LONG_SUM = 16

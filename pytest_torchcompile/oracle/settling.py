@@ -21,7 +21,6 @@ from pytest_torchcompile.oracle.leaf_rows import LeafRow, Sums, measure_rows
 from pytest_torchcompile.oracle.leaf_state import LeafValues
 from pytest_torchcompile.oracle.measurement import Measurement, measure_together
 from pytest_torchcompile.oracle.noise_levels import Levels
-from pytest_torchcompile.oracle.row_noise import worst_by_rows
 
 __all__ = ["Settling", "settle"]
 
@@ -166,6 +165,9 @@ def _with_peak_by_rows(leaf: Leaf, row: LeafRow, levels: Levels) -> Measurement[
     # Of outputs nobody knows that they are products.
     if leaf.kind != "gradient":
         return None
+    # Here, for few leaves need it.
+    from pytest_torchcompile.oracle.row_noise import worst_by_rows
+
     expected = row.estimate.value
     found = yield from worst_by_rows(row.eager, row.compiled, expected, levels)
     if found is None:

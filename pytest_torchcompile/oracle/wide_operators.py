@@ -1,6 +1,6 @@
 """Wide operators: what runs in a wide dtype in place of operators that have no kernel there, or a slow one.
 
-To add one: a function of the operator's own arguments, and its name in ``EMULATED``.
+To add one: a function of the operator's own arguments, and its name here and in ``EMULATED`` of operator_rounding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["EMULATED", "wide_version"]
+__all__ = ["wide_version"]
 
 
 def _grouped_mm(
@@ -80,12 +80,11 @@ def _laid_out_as(factors: Sequence[Any], result: Any) -> Any:
     return result
 
 
-EMULATED: Final[dict[str, Callable[..., Any]]] = {
+_VERSIONS: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm, "convolution": _convolution, "convolution_backward": _convolution_backward,
 }
-"""By the name of the operator, without its namespace."""
 
 
 def wide_version(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-    """What to call in place of an operator in a wide run: most often the operator itself."""
-    return EMULATED.get(name, operator)
+    """What to call in place of an operator in a wide run, by its name without the namespace: most often itself."""
+    return _VERSIONS.get(name, operator)

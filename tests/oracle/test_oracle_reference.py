@@ -10,8 +10,8 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
-from pytest_torchcompile.oracle.operator_rounding import count_terms, operator_facts
-from pytest_torchcompile.oracle.wide_operators import wide_version
+from pytest_torchcompile.oracle.operator_rounding import EMULATED, count_terms, operator_facts
+from pytest_torchcompile.oracle.wide_operators import _VERSIONS, wide_version
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 pytestmark = pytest.mark.needs_torch
@@ -437,3 +437,8 @@ def test_a_mixture_of_experts_is_measured_from_float64():
     found = reference(model, batch, tape=tape)
     assert (found.kind, found.why) == ("float64", "")
     assert eager.gradients.keys() <= found.estimates.keys()
+
+
+def test_what_runs_in_place_of_an_operator_is_asked_for():
+    """Only for these names the module that has it is loaded."""
+    assert _VERSIONS.keys() == EMULATED

@@ -92,6 +92,10 @@ def test_breaks_that_are_allowed():
     problem, _ = judged("graph_breaks", two | {"whole": True})
     assert problem.hint == ("no limit allows a break here, for the cell takes the whole model as one graph: mend the "
                             "line, or take such cells out by a rule `- exclude:` or `- xfail:`, with a reason")
+    problem, _ = judged("graph_breaks", two | {"graphs": 0})
+    assert problem.hint == ("no limit makes this cell pass, for nothing is compiled: put what breaks into a function "
+                            "under torch.compiler.disable, so that the rest is compiled, or take such cells out by a "
+                            "rule `- exclude:` or `- xfail:`, with a reason")
 
 
 @pytest.mark.parametrize(("section", "message"), [

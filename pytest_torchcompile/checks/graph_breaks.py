@@ -66,8 +66,8 @@ def _allowing_rule(count: int, section: Mapping[str, Any]) -> str:
                 "such cells out by a rule `- exclude:` or `- xfail:`, with a reason")
     if not section["graphs"] and not section["raised"]:
         return ("no limit makes this cell pass, for nothing is compiled: put what breaks into a function under "
-                "torch.compiler.disable, so that the rest is compiled, or take such cells out by a rule `- exclude:` or "
-                "`- xfail:`, with a reason")
+                "torch.compiler.disable, so that the rest is compiled, or take such cells out by a rule `- exclude:` "
+                "or `- xfail:`, with a reason")
     text = f"if it is meant, allow it by the rule `- limits: {{graph_breaks: {count}}}`"
     # Nor whether it needs that too.
     if (share := section.get("coverage_needed")) is not None:

@@ -77,8 +77,8 @@ class Watch:
 
     def buffers_and_attributes(self) -> dict[str, Item]:
         """As they are now."""
-        items = {f"buffer {name}": Item.of(tensor) for name, tensor in self.buffers()}
-        items |= {f"attribute {name}": Item.of(tensor) for name, tensor in self.attributes()}
+        items = {f"buffer {name}": Item.of_state(tensor) for name, tensor in self.buffers()}
+        items |= {f"attribute {name}": Item.of_state(tensor) for name, tensor in self.attributes()}
         return items
 
     def inputs_after(self) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.quantity import named_sizes
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.tensor_forms import whole_value, write_whole
+from pytest_torchcompile.state.tensor_forms import stored_numbers, whole_value, write_whole
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
@@ -370,12 +370,14 @@ def shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) 
             with contextlib.suppress(*REFUSED):
                 generator = torch.Generator(tensor.device).manual_seed(seed + _SEED_STEP * index)
                 dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
-                share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
-                value = whole_value(tensor)
+                # What a sparse one does not store stays zero.
+                numbers = stored_numbers(tensor)
+                share = torch.rand(numbers.shape, generator=generator, device=tensor.device).to(dtype)
+                value = whole_value(numbers)
                 if id(tensor) in zeros:
-                    write_whole(tensor, value + (share - 0.5) * _SHARE)
+                    write_whole(numbers, value + (share - 0.5) * _SHARE)
                 else:
-                    write_whole(tensor, value * (1 - share * _SHARE))
+                    write_whole(numbers, value * (1 - share * _SHARE))
 
 
 def _zero_everywhere(tensors: Iterable[torch.Tensor]) -> set[int]:

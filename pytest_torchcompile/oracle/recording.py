@@ -9,6 +9,7 @@ import os
 import sysconfig
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -22,7 +23,9 @@ from pytest_torchcompile.oracle.step_outputs import NamedLeaf, Step, StepOutput,
 from pytest_torchcompile.state.tensor_forms import (
     computable,
     dense_form,
+    fingerprint,
     layout_of,
+    stored_parts,
     subclass_of,
     visible_strides,
     whole_value,
@@ -202,11 +205,30 @@ class Item:
                    subclass_of(value))
 
     @classmethod
+    def of_state(cls, value: Any) -> Item:
+        """As :meth:`of`, of a buffer or an attribute: of a large sparse one the numbers that it stores.
+
+        Its dense form may be larger than all memory: of a graph of 100,000 nodes 37 GiB.
+        """
+        parts = None
+        if isinstance(value, torch.Tensor) and value.numel() > _LARGEST_DENSE:
+            parts = stored_parts(value.detach())
+        if parts is None:
+            return cls.of(value)
+        numbers, *places = parts
+        marks = [fingerprint(part).tolist() for part in places]
+        told = f"{zlib.crc32(repr(marks).encode()):08x}"
+        layout = f"{layout_of(value.detach())}, {numbers.shape[0]} numbers at places {told}"
+        return cls(numbers.clone(), None, value.requires_grad, layout, subclass_of(value))
+
+    @classmethod
     def shared(cls, tensor: torch.Tensor) -> Item:
         """A strided tensor that nobody writes to any more, as it is."""
         return cls(tensor.detach(), visible_strides(tensor), tensor.requires_grad, layout_of(tensor.detach()))
 
 
+# Elements of a sparse buffer that is recorded in its dense form.
+_LARGEST_DENSE: Final = 1 << 20
 # The properties of a value that has none.
 _PLAIN = Item(None)
 

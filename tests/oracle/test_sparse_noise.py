@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from pytest_torchcompile import CompileConfig, compare
+from pytest_torchcompile.oracle.calls import vary_parameters
 from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.operator_rounding import count_terms
+from pytest_torchcompile.oracle.recording import Item
 from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.state.tensor_forms import dense_form, stored_numbers
 
@@ -274,3 +276,47 @@ class Summed(nn.Module):
 
     def last(self, x):
         return bent(x)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_a_large_sparse_buffer_is_recorded_by_what_it_stores(layout):
+    """Other places are another layout, and other numbers another value."""
+    graph = torch.eye(1025).to_sparse(layout=layout)
+    item = Item.of_state(graph)
+    assert item.value.tolist() == [1.0] * 1025
+    assert item.layout == Item.of_state(graph * 2).layout
+    assert item.layout.startswith(f"{layout}, 1025 numbers at places ")
+    assert item.layout != Item.of_state(torch.eye(1025).flip(0).to_sparse(layout=layout)).layout
+    assert Item.of_state(torch.eye(3).to_sparse(layout=layout)).value.shape == (3, 3)
+
+
+class Counted(OfGraph):
+    """A call writes other numbers to its graph where it is compiled."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        self.graph.mul_(self.factor)
+        return hidden
+
+    def first(self, x):
+        self.factor = 2.0 if torch.compiler.is_compiling() else 1.5
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_what_a_call_writes_to_a_large_sparse_buffer_is_compared(layout):
+    model = Counted(torch.eye(1025).to_sparse(layout=layout), product)
+    found = compare(model, [torch.randn(4, 8)], CompileConfig(enabled=True, backend="aot_eager"), locate=False)
+    assert [(problem.kind, problem.where) for problem in found.problems] == [("buffer", "buffer graph")]
+
+
+@pytest.mark.parametrize("form", ["coo", "csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_other_values_reach_what_a_sparse_tensor_stores(form):
+    """Else a result that was kept would be a right one in the second pass."""
+    model = OfGraph(FORMS[form](), product)
+    vary_parameters(model, 1)
+    shrunk = stored_numbers(model.graph) / stored_numbers(FORMS[form]())
+    assert ((shrunk < 1) & (shrunk > 15 / 16)).all()

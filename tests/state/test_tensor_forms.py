@@ -14,6 +14,7 @@ from pytest_torchcompile.state.tensor_forms import (
     layout_of,
     same_bits,
     stored_numbers,
+    stored_parts,
     visible_strides,
     whole_value,
     write_whole,
@@ -49,10 +50,14 @@ def ones(*shape):
     (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
     (ones(2, 2).to_sparse(), ones(2, 2).to_sparse(), True),
     (ones(2, 2).to_sparse(), ones(2, 2), False),
+    (torch.eye(2).to_sparse(), torch.eye(2).flip(0).to_sparse(), False),
+    (torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse(), False),
+    (torch.tensor([NAN, 0.0]).to_sparse(), torch.tensor([NAN, 0.0]).to_sparse(), True),
     (ones(2).to(torch.float8_e4m3fn), ones(2).to(torch.float8_e4m3fn), True),
     (ones(2).to(torch.float8_e4m3fn), (ones(2) * 2).to(torch.float8_e4m3fn), False),
     (torch.tensor([complex(NAN, 1)]), torch.tensor([complex(NAN, 1)]), True),
 ], ids=["equal", "values", "shape", "dtype", "nan", "beside a nan", "signed zero", "whole numbers", "sparse", "layout",
+        "other places", "other numbers", "sparse nan",
         "8 bits", "8 bits differ", "complex nan"])
 def test_same_bits(one, other, same):
     """NaN equals NaN, and 0.0 equals -0.0; nothing else is excused."""
@@ -154,3 +159,15 @@ def test_the_fingerprint_of_a_sparse_tensor_changes_with_a_value():
     before = fingerprint(tensor).tolist()
     tensor.mul_(2)
     assert fingerprint(tensor).tolist() != before
+
+
+@pytest.mark.parametrize(("layout", "count"), [(torch.sparse_coo, 2), (torch.sparse_csr, 3), (torch.sparse_csc, 3)])
+@pytest.mark.filterwarnings("ignore:Sparse [A-Z]{3} tensor support is in beta state:UserWarning")
+def test_all_that_a_sparse_tensor_stores(layout, count):
+    """Not of one that may have a place twice."""
+    parts = stored_parts(torch.eye(3).to_sparse(layout=layout))
+    assert len(parts) == count
+    assert parts[0].tolist() == [1.0, 1.0, 1.0]
+    twice = torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.int64), ones(2), (3,), check_invariants=True)
+    assert stored_parts(twice) is None
+    assert stored_parts(ones(2)) is None

@@ -7,14 +7,13 @@ import copy
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from pytest_torchcompile.state.tensor_forms import COMPRESSED
-from pytest_torchcompile.state.value_leaves import attribute_tensors
 
 __all__ = ["Closure", "copy_model"]
 
@@ -86,10 +85,26 @@ def _copy_sparse_tensors(module: nn.Module, memo: dict[int, Any]) -> None:
         if parameter.layout is not torch.strided:
             copied = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
             memo.setdefault(id(parameter), copied)
-    attributes = [tensor for _, tensor in attribute_tensors(module)]
-    for tensor in (*module.buffers(), *attributes):
+    for tensor in (*module.buffers(), *_tensors_in_attributes(module)):
         if tensor.layout in COMPRESSED and tensor.is_leaf:
             memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+
+def _tensors_in_attributes(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Those in attributes of a module and of its parts, and in lists, tuples and dicts there.
+
+    Deeper ones are not looked for: many copies are made, and to open every object takes as long as to copy it.
+    """
+    for part in module.modules():
+        for value in vars(part).values():
+            values: Iterable[Any] = (value,)
+            if isinstance(value, (list, tuple)):
+                values = value
+            elif isinstance(value, dict):
+                values = value.values()
+            for each in values:
+                if isinstance(each, torch.Tensor):
+                    yield each
 
 
 def _carry_hooks(module: nn.Module, copied: nn.Module, copies: _Copies) -> None:

@@ -110,6 +110,8 @@ def _what_is_unknown(run: Merged, cells: Sequence[Facts]) -> Iterator[str]:
 
 # ----------------------------------------------------------------------------------------------- the chapter on gotchas
 TITLE: Final = 100
+_ALLOWED: Final = " (allowed: limits of the matrix let it pass)"
+"""How it is said of a cause that no check complains of it."""
 KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items() if check.logs} | {
     "crash": "+dynamo,aot_graphs,output_code",
     "timeout": "+dynamo,output_code",
@@ -129,7 +131,7 @@ def gotchas(cells: Sequence[Facts], matrix: str, permitted: Sequence[Cause] = ()
         if cause.verdict == "xfail":
             known = " (known: a rule of the matrix expects it)"
         elif number > len(causes):
-            known = " (allowed: limits of the matrix let it pass)"
+            known = _ALLOWED
         lines += _paragraph(number, cause, by_id, known)
         lines += _how_to_see(cause, by_id, matrix)
     return lines
@@ -148,7 +150,7 @@ def _paragraph(number: int, cause: Cause, by_id: Mapping[str, Facts], known: str
     for line in cause.further_lines():
         yield f"- {prose(line)}"
     # What is allowed already needs no advice to allow it.
-    if problem.hint and not known:
+    if problem.hint and known != _ALLOWED:
         yield f"- Try: {prose(problem.hint)}"
     stage = _stage_to_blame(cause, by_id)
     if stage:

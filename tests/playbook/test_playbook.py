@@ -67,6 +67,7 @@ def test_what_limits_allow_is_a_gotcha(told):
     text = told({"compile_matrix": run.blocks()[0]})["Gotchas"]
     assert "### 1. `models.py:12`: graph break (1 place(s), 0 allowed): Tensor.item()" in text
     assert f"In 1 cell (`{name}`) (allowed: limits of the matrix let it pass)." in text
+    assert "allow it by the rule" not in text
     assert "None: every check holds" not in text
 
 
@@ -265,9 +266,10 @@ def test_the_stage_that_differs(told):
 
 def test_expected_failures_are_told_as_known(told):
     """What a rule of the matrix expects is a gotcha of the repository all the same."""
-    content = changed(REAL, scorer_inductor_default_auto=fails("recompiles", problem("again"), "xfail"))
+    content = changed(REAL, scorer_inductor_default_auto=fails("recompiles", problem("again", hint="mend it"), "xfail"))
     text = told(content)["Gotchas"]
     assert "In 1 cell (`scorer-inductor-default-auto`) (known: a rule of the matrix expects it)." in text
+    assert "- Try: mend it" in text
 
 
 def test_nothing_wrong(told):

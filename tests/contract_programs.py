@@ -112,12 +112,17 @@ class Shrunk(nn.Module):
 
 def shrunk(data):
     """The program of one of them, with the backend that the data name."""
+    return of_rows(Shrunk, data["backend"])
+
+
+def of_rows(kind, backend, loss=None):
+    """The program of a model that takes (B, 4), with a backend."""
     def make_model():
         torch.manual_seed(0)
-        return Shrunk()
+        return kind()
 
     def batch(sizes, seed):
         torch.manual_seed(seed)
         return Batch.of((torch.randn(sizes["B"], 4),))
 
-    return Program(make_model, {"backend": data["backend"]}, batch)
+    return Program(make_model, {"backend": backend}, batch, loss)

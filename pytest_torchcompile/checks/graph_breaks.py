@@ -23,6 +23,7 @@ _NOT_RESUMED = "Encountered graph break that we cannot resume from"
 _RESUME = re.compile(r"torch_dynamo_resume_in_(\S+)_at_(\d+)")
 _CALLERS = 6
 """How many callers of a line are shown."""
+_WITHOUT_CELLS = "take such cells out by a rule `- exclude:` or `- xfail:`, with a reason"
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
@@ -62,12 +63,11 @@ def _allowing_rule(count: int, section: Mapping[str, Any]) -> str:
     """The rule that allows so many breaks, or what there is instead where none can be."""
     # Older reports do not say whether the model has to be one graph.
     if section.get("whole"):
-        return ("no limit allows a break here, for the cell takes the whole model as one graph: mend the line, or take "
-                "such cells out by a rule `- exclude:` or `- xfail:`, with a reason")
+        return ("no limit allows a break here, for the cell takes the whole model as one graph: mend the line, or "
+                f"{_WITHOUT_CELLS}")
     if not section["graphs"] and not section["raised"]:
         return ("no limit makes this cell pass, for nothing is compiled: put what breaks into a function under "
-                "torch.compiler.disable, so that the rest is compiled, or take such cells out by a rule `- exclude:` "
-                "or `- xfail:`, with a reason")
+                f"torch.compiler.disable, so that the rest is compiled, or {_WITHOUT_CELLS}")
     text = f"if it is meant, allow it by the rule `- limits: {{graph_breaks: {count}}}`"
     # Nor whether it needs that too.
     if (share := section.get("coverage_needed")) is not None:

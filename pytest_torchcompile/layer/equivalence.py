@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError, headline
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions, nothing
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions, keep_state
 from pytest_torchcompile.oracle.discrepancies import (
     NOT_HELD,
     Discrepancy,
@@ -228,7 +228,7 @@ class ObjectTrial(Trial):
             self.notes.append("eager and compiled ran on one object, which can't be copied "
                               f"({type(error).__name__}: {error}): no float64 run, no other values, and what the model "
                               "keeps in Python is shared")
-        begin_again = StateSnapshot(self.model).restore if self.shared else nothing
+        begin_again = StateSnapshot(self.model).restore if self.shared else keep_state
         trial_options = TrialOptions(may_raise=True, varied=not self.shared, own_numbers=not self.shared,
                                      begin_again=begin_again, **options)
         super().__init__(self._make_side, self.model, config.settings(), list(_calls_of(calls)), trial_options)

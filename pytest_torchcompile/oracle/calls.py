@@ -222,8 +222,8 @@ Make = Callable[["dict[str, Any] | None"], Side]
 """``make(settings)``: the model in its initial state, compiled with ``torch.compile(**settings)``; None: eager."""
 
 
-def nothing() -> None:
-    """Nothing is to be done."""
+def keep_state() -> None:
+    """The model of references is in its first state already."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class TrialOptions:
     """Comparisons that an earlier run has made; None compares everything anew."""
     own_numbers: bool = False
     """Judge the random numbers that compiled code draws by itself, where it can be done."""
-    begin_again: Callable[[], object] = nothing
+    begin_again: Callable[[], object] = keep_state
     """Puts the model of references in its first state, where it can't be copied and the sides run it themselves."""
 
     def unwatched(self) -> TrialOptions:

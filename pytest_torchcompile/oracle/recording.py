@@ -216,9 +216,10 @@ class Item:
         if parts is None:
             return cls.of(value)
         numbers, *places = parts
-        marks = [fingerprint(part).tolist() for part in places]
-        told = f"{zlib.crc32(repr(marks).encode()):08x}"
-        layout = f"{layout_of(value.detach())}, {numbers.shape[0]} numbers at places {told}"
+        # Short, for a message shows it: that numbers are elsewhere is all that it has to tell.
+        fingerprints = [fingerprint(part).tolist() for part in places]
+        mark_of_places = f"{zlib.crc32(repr(fingerprints).encode()):08x}"
+        layout = f"{layout_of(value.detach())}, {numbers.shape[0]} numbers at places {mark_of_places}"
         return cls(numbers.clone(), None, value.requires_grad, layout, subclass_of(value))
 
     @classmethod

@@ -46,13 +46,10 @@ class _EagerTraining:
     """The same by one process, where there are several."""
 
     @property
-    def error(self) -> Fault | None:
-        """What one of them has raised. Raises what is our own mistake, as it is."""
-        for run in (self.recording, self.one_process):
-            if run is not None and run.error is not None:
-                run.error.raise_own_mistake()
-                return run.error
-        return None
+    def errors(self) -> list[Fault]:
+        """What they have raised."""
+        runs = (self.recording, self.one_process)
+        return [run.error for run in runs if run is not None and run.error is not None]
 
 
 def run_training(trial: TrialAccount, eager: Side, compiled: Side, ledger: Ledger) -> None:
@@ -60,14 +57,15 @@ def run_training(trial: TrialAccount, eager: Side, compiled: Side, ledger: Ledge
     plan = _plan_training(trial, eager)
     with trial.phase("training"):
         trained = _train_eagerly(trial, plan, eager, ledger)
-        if trained.error is not None and plan.accumulated:
+        if trained.errors and plan.accumulated:
             # Torch adds up no sparse gradients of half precision on a CPU (torch 2.13).
             plan = replace(plan, accumulated=False)
+            # These are other steps, and need a tape of their own.
             trial.tapes.pop(plan.label, None)
             trained = _train_eagerly(trial, plan, eager, ledger)
         # What eager raises here is no problem of the compiled side: there is nothing to compare.
-        if trained.error is not None:
-            trial.untrained = str(trained.error)
+        if trained.errors:
+            trial.untrained = str(trained.errors[0])
             return
         with ledger.during(plan.label), trial.numbers_drawn():
             compiled_recording = _train(trial, plan, compiled, None)
@@ -90,11 +88,15 @@ def _plan_training(trial: TrialAccount, eager: Side) -> _PlannedTraining:
 
 
 def _train_eagerly(trial: TrialAccount, plan: _PlannedTraining, eager: Side, ledger: Ledger) -> _EagerTraining:
+    """Make the steps eagerly. Raises what is our own mistake, as it is."""
     with ledger.during(EAGER), eager_on_purpose():
         one_process = _train_in_one_process(trial, plan, eager.spread)
         with trial.numbers_given():
             recording = _train(trial, plan, eager, trial.new_tape(plan.label))
-    return _EagerTraining(recording, one_process)
+    trained = _EagerTraining(recording, one_process)
+    for error in trained.errors:
+        error.raise_own_mistake()
+    return trained
 
 
 def _train(trial: TrialAccount, plan: _PlannedTraining, side: Side, tape: Tape | None,

@@ -63,11 +63,11 @@ def stored_parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """All that a sparse tensor stores: its numbers, and where they are. None where it may store one place twice, and
     for what is not sparse."""
     if tensor.layout is torch.sparse_coo and tensor.is_coalesced():
-        return [tensor.values(), tensor.indices()]
+        return [stored_numbers(tensor), tensor.indices()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+        return [stored_numbers(tensor), tensor.crow_indices(), tensor.col_indices()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+        return [stored_numbers(tensor), tensor.ccol_indices(), tensor.row_indices()]
     return None
 
 
@@ -198,12 +198,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Numbers that change when the values do, in all likelihood. On the tensor's device: a GPU is not waited for."""
-    tensor = stored_numbers(tensor.detach())
-    if not is_plain(tensor) or tensor.numel() == 0 or tensor.device.type == "meta":
+    numbers = stored_numbers(tensor.detach())
+    if not is_plain(numbers) or numbers.numel() == 0 or numbers.device.type == "meta":
         return torch.empty(0, device="cpu")
-    flat = tensor
     # A sum in half precision would not notice the change of one element.
-    sum_dtype = torch.float32 if flat.is_floating_point() and flat.dtype.itemsize < 4 else None
-    flat = flat.reshape(-1)
+    sum_dtype = torch.float32 if numbers.is_floating_point() and numbers.dtype.itemsize < 4 else None
+    flat = numbers.reshape(-1)
     # several sums, so that elements that have changed places are noticed too
     return torch.stack([flat[::step].sum(dtype=sum_dtype) for step in (1, 2, 7)])

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 import torch
+from contract_programs import of_rows
 from torch import nn
 
-from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.contract.history_run import Program, run_history
+from pytest_torchcompile.contract.history_run import run_history
 from pytest_torchcompile.contract.script import Shown, written_script
 from pytest_torchcompile.fuzz.drawn_call import call
 from pytest_torchcompile.gauges import autotune
@@ -100,15 +100,7 @@ def slightly_off(module, example_inputs):
 
 def run(kind, backend, *history):
     """Run a history of a model with a backend."""
-    def make_model():
-        torch.manual_seed(0)
-        return kind()
-
-    def batch(sizes, seed):
-        torch.manual_seed(seed)
-        return Batch.of((torch.randn(sizes["B"], 4),))
-
-    return run_history(Program(make_model, {"backend": backend}, batch), history, lambda index, side: None)
+    return run_history(of_rows(kind, backend), history, lambda index, side: None)
 
 
 def test_a_call_that_eager_refuses_leaves_no_counter_behind():

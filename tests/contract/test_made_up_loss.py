@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from contract_programs import of_rows
 from torch import nn
 
-from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.contract.history_run import Program, run_history
+from pytest_torchcompile.contract.history_run import run_history
 from pytest_torchcompile.fuzz.drawn_call import call
 from pytest_torchcompile.oracle.comparison import compare
 
@@ -49,16 +49,7 @@ def weighted_mean(output, batch):
 
 def problem_of(kind, backend, loss=None):
     """What a call in evaluation shows."""
-    def make_model():
-        torch.manual_seed(0)
-        return kind()
-
-    def batch(sizes, seed):
-        torch.manual_seed(seed)
-        return Batch.of((torch.randn(sizes["B"], 4),))
-
-    program = Program(make_model, {"backend": backend}, batch, loss)
-    came = run_history(program, (call(B=3, training=False),), lambda index, side: None)
+    came = run_history(of_rows(kind, backend, loss), (call(B=3, training=False),), lambda index, side: None)
     assert came.calls == 1
     return came.problem
 
